@@ -21,19 +21,16 @@ from sslpipe.satellites import offered
 # `sslpipe --help` imports none of the modules. Satellites add theirs.
 _CORE = {
     "shards": ("shards", "Convert images to webdataset shards with an index."),
-    "check": ("train", "Validate a recipe without training; print its settings and sizes."),
+    "check": ("train", "Validate a recipe without training; print settings and sizes."),
     "preview": ("train", "Draw images beside the views that training makes of them."),
     "train": ("train", "Pretrain or fine-tune, as the recipe says; or resume."),
     "status": ("train", "Show the state of a run, from its directory alone."),
-    "runs": (
-        "train",
-        "List the runs under a folder: recipe, steps, best and test numbers, disk.",
-    ),
+    "runs": ("train", "List the runs under a folder: recipe, steps, numbers, disk."),
     "slurm": ("train", "Print the SLURM batch script of a training, or submit it."),
     "embed": ("embed", "Write the features, labels and ids of every sample of a split."),
     "whiten": ("export", "Store a PCA whitening, and the crops of TRAIN, in an export."),
     "evaluate": ("evaluate", "Measure frozen features: kNN, linear probes, retrieval and more."),
-    "report": ("report", "Show a run, or the results of several side by side, in one HTML file."),
+    "report": ("report", "Show a run, or several side by side, in one HTML file."),
     "export": ("export", "Export the backbone; each format is verified in a clean process."),
 }
 COMMANDS = {name: (f"sslpipe.cli.{module}", text) for name, (module, text) in _CORE.items()}
@@ -55,17 +52,11 @@ def load_command(name: str) -> Any:
 def complete_help(name: str, command: Any) -> Any:
     """Add to a command's help the next command and `--plugin`, which is taken before any parsing.
 
-    Its paragraphs, but lists, flow with the terminal's width: typer keeps a docstring's line ends.
-
     Args:
         name: "train", or "shards build" of a sub-command.
         command: The click command, which is changed, and returned.
     """
     add_next(name, command)
-    command.help = "\n\n".join(
-        each if each.lstrip().startswith("- ") else " ".join(each.split())
-        for each in command.help.split("\n\n")
-    )
     if not any(param.name == "plugin" for param in command.params):
         program: Any = typer.main.get_command(app)
         plugin = next(copy(param) for param in program.params if param.name == "plugin")
@@ -142,7 +133,10 @@ def _run(words: list[str]) -> Any:
             from sslpipe.registry.plugins import take_from
 
             words = take_from(words)
-        app(words, prog_name="sslpipe")
+        status: int | None = app(words, prog_name="sslpipe", standalone_mode=False)
+        return status
+    except typer.TyperException as error:
+        return _explain_words(error)
     except SystemExit as ended:
         return ended.code
     except KeyboardInterrupt:
@@ -156,7 +150,6 @@ def _run(words: list[str]) -> Any:
         if said is None:
             raise
         return _refuse(said)
-    return 0
 
 
 def _not_the_programs_fault(error: Exception) -> str | None:
@@ -169,6 +162,15 @@ def _not_the_programs_fault(error: Exception) -> str | None:
 
         said = explain_lost_process(error)
     return said
+
+
+def _explain_words(error: Any) -> int:
+    """Print why the words are no command line; a group without a command prints its help."""
+    text = error.format_message()
+    if "\n" in text:
+        typer.echo(text, err=True)
+        return 2
+    return _refuse(f"{text.rstrip('.')} ({error.ctx.command_path} --help)")
 
 
 def _refuse(text: str) -> int:

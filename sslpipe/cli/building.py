@@ -1,7 +1,9 @@
 """What the commands that build a data set share: options, and what they print."""
 
+import os
 import sys
-from functools import partial
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,62 +15,117 @@ if TYPE_CHECKING:
     from sslpipe.data.index import Manifest
     from sslpipe.sharding.build import Built
     from sslpipe.sharding.report import Report
+    from sslpipe.sharding.sources import SourceOptions
 
-read_option = partial(option, rich_help_panel="What to read")
-write_option = partial(option, rich_help_panel="How to write")
-
-OutFolder = Annotated[Path, argument("The data set's folder.", show_default=False)]
+OutFolder = Annotated[Path, argument("The data set's folder.")]
 Workers = Annotated[int, option("Threads; the files do not depend on them.", min=1)]
-
-# what to read
-Root = Annotated[Path | None, read_option("Folder of the images or files.")]
-Split = Annotated[
-    str | None, read_option("Read only this split; its name where the source has none.")
-]
-Csv = Annotated[Path | None, read_option("csv: the file, one row per image.")]
-LabelColumn = Annotated[str, read_option("csv, parquet: column of the classes.")]
-SplitColumn = Annotated[str | None, read_option("csv: column of the splits' names.")]
-SkipMissing = Annotated[
-    bool,
-    read_option(
-        "Skip files of a table that do not exist, and links or pointers of git-annex, DVC and "
-        "git-lfs without content; list them.",
-        "--skip-missing",
-    ),
-]
-Labels = Annotated[bool, read_option("Take folder names or --label-column as classes.")]
-ColumnSpecs = Annotated[
+ValueRange = Annotated[
     str | None,
-    read_option(
-        "Columns of metadata: patient,age:integer,shot_at:time; NAME=THEIRS:KIND renames. Kinds: "
-        "text, integer, float, time. Default: inferred."
+    option(
+        "The values that views show as 0 and 1. Default: measured for each channel.",
+        "--range",
+        metavar="LOW,HIGH",
     ),
-]
-NamePattern = Annotated[
-    str | None,
-    read_option("Columns from named groups of a file-name pattern, `'(?P<theme>[^/]+)/.*'`"),
 ]
 
-# how to write
-TestFraction = Annotated[
-    float, write_option("Share of each class to move from train to test.", min=0, max=0.9)
-]
-UnseenClasses = Annotated[
-    str | None,
-    write_option(
-        "Classes, separated by commas, to put in splits of their own, such as test_unseen beside "
-        "test."
-    ),
-]
-GroupBy = Annotated[
-    str | None,
-    write_option("Store groups of this column side by side, to read partners together."),
-]
-SamplesPerShard = Annotated[int, write_option("Most samples per shard.", min=1)]
-SkipBad = Annotated[bool, write_option("Skip bad images, and list them.", "--skip-bad")]
-Overwrite = Annotated[bool, write_option("Replace existing splits.", "--overwrite")]
-OriginText = Annotated[str, write_option("Where the images come from, for the record.")]
-License = Annotated[str, write_option("The images' license, for the record.")]
+
+@dataclass(frozen=True)
+class Reading:
+    """Where images, labels and columns are read from."""
+
+    root: Annotated[Path | None, option("Folder of the images or files.")] = None
+    split: Annotated[
+        str | None, option("Read only this split; its name where the source has none.")
+    ] = None
+    csv: Annotated[Path | None, option("csv: the file, one row per image.")] = None
+    image_column: Annotated[
+        str, option("csv: column of the paths, relative to the file; parquet: of the images.")
+    ] = "path"
+    label_column: Annotated[str, option("csv, parquet: column of the classes.")] = "label"
+    split_column: Annotated[str | None, option("csv: column of the splits' names.")] = None
+    skip_missing: Annotated[
+        bool,
+        option(
+            "Skip files of a table that do not exist, and links or pointers of git-annex, DVC and "
+            "git-lfs without content; list them.",
+            "--skip-missing",
+        ),
+    ] = False
+    labels: Annotated[bool, option("Take folder names or --label-column as classes.")] = True
+    columns: Annotated[
+        str | None,
+        option(
+            "Columns of metadata: patient,age:integer,shot_at:time; NAME=THEIRS:KIND renames. "
+            "Kinds: text, integer, float, time. Default: inferred."
+        ),
+    ] = None
+    name_pattern: Annotated[
+        str | None,
+        option("Columns from named groups of a file-name pattern, `'(?P<theme>[^/]+)/.*'`"),
+    ] = None
+
+    def source_options(self) -> "SourceOptions":
+        """Return what a source is read by."""
+        from sslpipe.sharding.gather import parse_columns, parse_pattern
+        from sslpipe.sharding.sources import SourceOptions
+
+        return SourceOptions(
+            root=self.root,
+            split=self.split,
+            csv=self.csv,
+            image_column=self.image_column,
+            label_column=self.label_column,
+            split_column=self.split_column,
+            labels=self.labels,
+            skip_missing=self.skip_missing,
+            columns=() if self.columns is None else parse_columns(self.columns, "--columns"),
+            name_pattern=None if self.name_pattern is None else parse_pattern(self.name_pattern),
+        )
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How the splits are cut and the shards written."""
+
+    test_fraction: Annotated[
+        float, option("Share of each class to move from train to test.", min=0, max=0.9)
+    ] = 0.0
+    split_by: Annotated[
+        str | None,
+        option(
+            "Keep groups of this column, such as patient, in one split. Default for tiles and "
+            "pages: parent, their file."
+        ),
+    ] = None
+    unseen_classes: Annotated[
+        str | None,
+        option(
+            "Classes, separated by commas, to put in splits of their own, such as test_unseen "
+            "beside test."
+        ),
+    ] = None
+    group_by: Annotated[
+        str | None, option("Store groups of this column side by side, to read partners together.")
+    ] = None
+    samples_per_shard: Annotated[int, option("Most samples per shard.", min=1)] = 1000
+    skip_bad: Annotated[bool, option("Skip bad images, and list them.", "--skip-bad")] = False
+    overwrite: Annotated[bool, option("Replace existing splits.", "--overwrite")] = False
+    origin: Annotated[str, option("Where the images come from, for the record.")] = ""
+    license: Annotated[str, option("The images' license, for the record.")] = ""
+    num_workers: Workers = 2
+
+    def unseen(self) -> list[str]:
+        """Return the names of --unseen-classes."""
+        text = self.unseen_classes
+        return [] if text is None else [name.strip() for name in text.split(",")]
+
+
+def prepare_workers() -> None:
+    """Give the workers the cores, and have an image that is too large be a bad one."""
+    from PIL import Image
+
+    os.environ["OMP_NUM_THREADS"] = "1"  # the workers are the parallelism; before torch comes
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 
 def print_built(out: Path, built: "Built") -> None:
@@ -97,8 +154,3 @@ def print_report(folder: Path, manifest: "Manifest", report: "Report") -> None:
     names = [*manifest.splits]
     split = [] if "train" in names else ["--split", names[0]]
     say_next("shards", "show", folder, *split, "--out", "samples.png")
-
-
-def names_in(text: str | None) -> list[str]:
-    """Return the names of a list that is separated by commas."""
-    return [] if text is None else [name.strip() for name in text.split(",")]

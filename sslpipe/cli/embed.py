@@ -5,9 +5,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sslpipe.cli import options as opt
 from sslpipe.cli.inputs import FEATURE_SUFFIXES, check_file, check_model, open_data
 from sslpipe.cli.next_step import say_next
+from sslpipe.cli.options import (
+    SOURCES,
+    Data,
+    Embedding,
+    RunWeights,
+    argument,
+    command,
+    option,
+)
 from sslpipe.cli.terminal import load_model, new_app, progress, report_bad, say
 from sslpipe.errors import UserError
 
@@ -18,40 +26,47 @@ if TYPE_CHECKING:
 app = new_app()
 
 
-@opt.documented(
+@command(
     app,
-    epilog="Examples: sslpipe embed out/backbone --data out/photos/dataset.json --split test "
-    "--out test.safetensors | accelerate launch --multi_gpu --num_processes 2 -m sslpipe embed "
-    "out/backbone --data out/photos/dataset.json --out test.safetensors (two processes, the same "
-    "file)",
+    examples=[
+        "sslpipe embed out/backbone --data out/photos/dataset.json --out test.safetensors",
+        "accelerate launch --multi_gpu --num_processes 2 -m sslpipe embed out/backbone --data "
+        "out/photos/dataset.json --out test.safetensors  # two processes, the same file",
+    ],
 )
-def main(
-    model: Annotated[Path, opt.argument(f"A run directory, {opt.SOURCES}.")],
-    data: opt.Data,
-    out: Annotated[Path, opt.option()],
-    split: list[str] = ["test"],  # noqa: B006 (typer copies it)
-    crops: str | None = None,
-    reduce: str | None = None,
-    resize_px: int | None = None,
-    batch_size: opt.BatchSize = 256,
-    num_workers: opt.NumWorkers = 2,
-    device: opt.Device = "auto",
-    checkpoint: opt.Checkpoint = None,
-    weights: opt.Weights = None,
+def embed(
+    model: Annotated[Path, argument(f"A run directory, {SOURCES}.")],
+    data: Data,
+    out: Annotated[
+        Path,
+        option(
+            "The file to write: .safetensors, or .npz for numpy; {split} stands for the split's "
+            "name."
+        ),
+    ],
+    split: Annotated[
+        list[str],
+        option("The split to embed; repeatable, with {split} in --out.", metavar="SPLIT"),
+    ] = ["test"],  # noqa: B006 (typer copies it)
+    crops: Annotated[
+        str | None,
+        option("Crops per image: center, flip, five or ten. Default: the export's."),
+    ] = None,
+    reduce: Annotated[
+        str | None, option("Combine the crops' features: mean or concat. Default: the export's.")
+    ] = None,
+    resize_px: Annotated[
+        int | None, option("Shorter side before cropping. Default: the export's.")
+    ] = None,
+    *,
+    embedding: Embedding,
+    run: RunWeights,
 ) -> None:
     """Write the features, labels and ids of every sample of a split, or of several.
 
     One row per sample, in id order; samples that cannot be decoded are reported and left out. To
     resume an interrupted pass, run the same command, with any number of processes. Features are
     whitened where the export says so (`sslpipe whiten`).
-
-    Args:
-        out: The file to write: .safetensors, or .npz for numpy; {split} stands for the split's
-            name.
-        split: The split to embed; repeatable, with {split} in --out.
-        crops: Crops per image: center, flip, five or ten. Default: the export's.
-        reduce: Combine the crops' features: mean or concat. Default: the export's.
-        resize_px: Shorter side before cropping. Default: the export's.
     """
     check_model(model)
     files = _files(out, split)
@@ -63,8 +78,8 @@ def main(
     from sslpipe.distributed import end_processes
     from sslpipe.evaluation.embed import embed_to_file
 
-    target, process = start(device)
-    backbone = load_model(model, checkpoint, weights).to(target)
+    target, process = start(embedding.device)
+    backbone = load_model(model, run.checkpoint, run.weights).to(target)
     options = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
     backbone, splits = backbone.matched(*map(index.split, files))
     view = _choose_view(backbone, {k: v for k, v in options.items() if v is not None}, model)
@@ -79,9 +94,9 @@ def main(
             network=f"{backbone.name} of {model}",
             process=process,
             finish=None if backbone.whitening is None else backbone.whitening.__call__,
-            batch_size=batch_size,
+            batch_size=embedding.batch_size,
             canvas_px=view.canvas_px,
-            num_workers=num_workers,
+            num_workers=embedding.num_workers,
             device=target,
             bar=partial(progress, title),
             on_bad=report_bad,

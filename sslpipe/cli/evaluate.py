@@ -3,9 +3,16 @@
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from sslpipe.cli import options as opt
 from sslpipe.cli.inputs import check_file, check_model, open_data
 from sslpipe.cli.next_step import say_next
+from sslpipe.cli.options import (
+    Data,
+    Embedding,
+    RunWeights,
+    argument,
+    command,
+    option,
+)
 from sslpipe.cli.terminal import LazyGroup, load_model, new_app, progress, say
 from sslpipe.errors import UserError
 from sslpipe.files import write_json
@@ -63,11 +70,12 @@ app = new_app(
     no_args_is_help=True,
     help="Measure frozen features: kNN, linear probes, retrieval and more. TRAIN and TEST are "
     "files of `sslpipe embed`.",
-    epilog="Examples: sslpipe evaluate knn train.safetensors test.safetensors --k 20 | "
-    "accelerate launch --multi_gpu --num_processes 2 -m sslpipe evaluate retrieval "
-    "train.safetensors test.safetensors (several processes share the work of few-shot, knn, "
-    "retrieval and verification) | "
-    "sslpipe evaluate suite out/backbone --data out/photos/dataset.json --out eval.json",
+    examples=[
+        "sslpipe evaluate knn train.safetensors test.safetensors --k 20",
+        "accelerate launch --multi_gpu --num_processes 2 -m sslpipe evaluate retrieval "
+        "train.safetensors test.safetensors  # or few-shot, knn, verification",
+        "sslpipe evaluate suite out/backbone --data out/photos/dataset.json --out eval.json",
+    ],
 )
 
 
@@ -79,41 +87,43 @@ def _group() -> None:
 SEED = 0  # of the labels that are drawn, the hold-out and the random weights
 
 
-@opt.documented(
+@command(
     app,
-    epilog="Examples: sslpipe evaluate suite out/backbone --data out/photos/dataset.json "
-    "--out eval.json | sslpipe evaluate suite runs/photos --data out/photos/dataset.json "
-    "--against timm:resnet50 --out runs/photos/eval.json",
+    examples=[
+        "sslpipe evaluate suite out/backbone --data out/photos/dataset.json --out eval.json",
+        "sslpipe evaluate suite runs/photos --data out/photos/dataset.json --against timm:resnet50 "
+        "--out runs/photos/eval.json",
+    ],
 )
 def suite(
-    model: Annotated[str, opt.argument()],
-    data: opt.Data,
-    out: Path = Path("eval.json"),
-    split: str = "test",
-    against: Annotated[list[str] | None, opt.option(metavar="SOURCE")] = None,
-    baselines: bool = True,
-    leakage: bool = True,
-    batch_size: opt.BatchSize = 256,
-    num_workers: opt.NumWorkers = 2,
-    device: opt.Device = "auto",
-    checkpoint: opt.Checkpoint = None,
-    weights: opt.Weights = None,
+    model: Annotated[str, argument("A run directory, an export's folder, or other weights.")],
+    data: Data,
+    out: Annotated[Path, option("The JSON file to write.")] = Path("eval.json"),
+    split: Annotated[
+        str, option("The split to score; the labels to learn from are those of the split train.")
+    ] = "test",
+    against: Annotated[
+        list[str] | None,
+        option(
+            "Compare with these weights: an export, a run, or anything that `sslpipe embed` takes, "
+            "with its own view, on the same samples and protocols; repeatable. A run is always "
+            "compared with the weights it started from, if they can be found.",
+            metavar="SOURCE",
+        ),
+    ] = None,
+    baselines: Annotated[bool, option("Also measure pixels and random weights.")] = True,
+    leakage: Annotated[
+        bool, option("Find test samples that are also in train, and score without them too.")
+    ] = True,
+    *,
+    embedding: Embedding,
+    run: RunWeights,
 ) -> None:
-    """Every evaluation of a backbone beside raw pixels, random weights and other networks.
+    """Measure a backbone beside pixels, random weights and others.
 
     One table: kNN with all, 100 and 10 labels per class, plain and flattened, and a linear probe;
     Recall@1 and MAP@R if train lacks the classes of test. Every row has the same protocols, samples
     and draws. Ctrl-C or SIGTERM writes what is measured.
-
-    Args:
-        model: A run directory, an export's folder, or other weights.
-        out: The JSON file to write.
-        split: The split to score; the labels to learn from are those of the split train.
-        against: Compare with these weights: an export, a run, or anything that `sslpipe embed`
-            takes, with its own view, on the same samples and protocols; repeatable. A run is always
-            compared with the weights it started from, if they can be found.
-        baselines: Also measure pixels and random weights.
-        leakage: Find test samples that are also in train, and score without them too.
     """
     for source in [model, *(against or [])]:
         check_model(source)
@@ -131,7 +141,7 @@ def suite(
     from sslpipe.evaluation.suite_file import own_name
     from sslpipe.evaluation.verdict import BASELINES
 
-    target, _ = start(device, "suite")
+    target, _ = start(embedding.device, "suite")
     not_measured: list[str] = []
     with work.stoppable(out):
         # what can be refused, before anything is embedded
@@ -139,7 +149,7 @@ def suite(
         for each in given:
             index.check_files(each.name)
             check_labelled(each.name, each.labels)
-        backbone = load_model(model, checkpoint, weights)
+        backbone = load_model(model, run.checkpoint, run.weights)
         others, not_compared = work.load_compared(
             against or [], model, backbone, {"ssl", *BASELINES}
         )
@@ -152,9 +162,9 @@ def suite(
         sets = work.embed_model(
             Path(model), backbone, splits, by_turn,
             untrained_seed=SEED if baselines else None, left_out=not_measured,
-            batch_size=batch_size, num_workers=num_workers, device=target,
+            batch_size=embedding.batch_size, num_workers=embedding.num_workers, device=target,
         )  # fmt: skip
-        leaks = work.find_leaks(splits, sets, num_workers) if leakage else None
+        leaks = work.find_leaks(splits, sets, embedding.num_workers) if leakage else None
         if not baselines:
             del sets["pixels"]
         known_as = own_name(metadata, [*sets])

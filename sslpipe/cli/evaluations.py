@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
@@ -17,14 +18,19 @@ from rich.text import Text
 from sslpipe.cli.inputs import check_file, start
 from sslpipe.cli.options import (
     Device,
-    JsonFile,
     argument,
     documentation,
     option,
-    parameters,
     set_parameters,
 )
-from sslpipe.cli.terminal import new_app, percent, show, text_table, working
+from sslpipe.cli.terminal import (
+    list_examples,
+    new_app,
+    percent,
+    show,
+    text_table,
+    working,
+)
 from sslpipe.data.index import Split
 from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError
@@ -56,10 +62,10 @@ _CODES = (GroupCodes, GroupCodes | None)  # arguments of evaluations that name a
 
 
 class _Side(NamedTuple):
-    """A features file, its rows and their split; None without --data."""
+    """The rows of a features file, what it says of them, and their split; None without --data."""
 
-    path: Path
     rows: Embeddings
+    metadata: dict[str, Any]
     split: Split | None
 
     def column(self, asked: str) -> tuple[Split, NDArray[np.int64]]:
@@ -75,6 +81,12 @@ def _codes(sides: Sequence[_Side], option: str, name: str) -> GroupCodes:
     asked = f"--{option.replace('_', '-')} {name} is looked up in the data set"
     bank, queries = (side.column(asked) for side in sides)
     return group_codes(name, bank, queries)
+
+
+def _read(path: Path, data: str | None) -> _Side:
+    rows, metadata = load_embeddings(path)
+    split = None if data is None else split_of_file(data, path, rows, metadata)
+    return _Side(rows, metadata, split)
 
 
 def print_results(title: str, results: Sequence[Result], prefix: str = "") -> None:
@@ -104,76 +116,79 @@ def print_results(title: str, results: Sequence[Result], prefix: str = "") -> No
             show(f"{one.protocol}: {said}")
 
 
+@dataclass(frozen=True)
+class Files:
+    """Two files of features, and what is done with them before and after an evaluation."""
+
+    train: Annotated[Path, argument("Features of the labelled train split.")]
+    test: Annotated[Path, argument("Features of the test split.")]
+    data: Annotated[
+        str | None,
+        option("The dataset.json that both files were embedded from, for its columns."),
+    ] = None
+    whiten_power: Annotated[
+        float | None,
+        option(
+            "Flatten the spectrum of both sides: divide each principal axis of TRAIN by its spread "
+            "to this power; 1 whitens.",
+            min=0,
+            max=1,
+        ),
+    ] = None
+    device: Device = "auto"
+    out: Annotated[Path | None, option("Also write the results as JSON.")] = None
+
+
 def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
     """Make a subcommand whose options are the evaluation's own keyword arguments."""
     accepted = list(inspect.signature(evaluate).parameters.values())[2:]
-    shared = any(parameter.name == "process" for parameter in accepted)
+    takes_process = any(parameter.name == "process" for parameter in accepted)
     columns = [parameter.name for parameter in accepted if parameter.annotation in _CODES]
 
-    def command(
-        *,
-        train: Annotated[Path, argument()],
-        test: Annotated[Path, argument()],
-        device: Device = "auto",
-        data: str | None = None,
-        whiten_power: Annotated[float | None, option(min=0, max=1)] = None,
-        out: JsonFile = None,
-        **options: Any,
-    ) -> None:
-        """Evaluate features.
-
-        Args:
-            train: Features of the labelled train split.
-            test: Features of the test split.
-            data: The dataset.json that both files were embedded from, for its columns.
-            whiten_power: Flatten the spectrum of both sides: divide each principal axis of TRAIN by
-                its spread to this power; 1 whitens.
-        """
-        check_file(out)
-        target, process = start(device, "" if shared else name)
-        if shared:
-            options["process"] = process
-        loaded = [(path, *load_embeddings(path)) for path in (train, test)]
-        sides = [
-            _Side(*file[:2], None if data is None else split_of_file(data, *file))
-            for file in loaded
-        ]
-        bank_facts, query_facts = (facts for _, _, facts in loaded)
-        apart = not torch.isin(sides[1].rows.ids, sides[0].rows.ids).any()
-        itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
-        check_comparable(bank_facts, query_facts, itself=itself or bool(apart))
-        if options.get("exclude_same_id"):
-            check_one_split(bank_facts, query_facts)
+    def run(**values: Any) -> None:
+        files = Files(**{field.name: values.pop(field.name) for field in fields(Files)})
+        check_file(files.out)
+        target, process = start(files.device, "" if takes_process else name)
+        if takes_process:
+            values["process"] = process
+        sides = [_read(path, files.data) for path in (files.train, files.test)]
+        train, test = sides
+        apart = not torch.isin(test.rows.ids, train.rows.ids).any()
+        itself = name not in LEARNS_FROM_TRAIN or values.get("exclude_same_id", False)
+        check_comparable(train.metadata, test.metadata, itself=itself or bool(apart))
+        if values.get("exclude_same_id"):
+            check_one_split(train.metadata, test.metadata)
         for column in columns:
-            if options[column] is not None:
-                options[column] = _codes(sides, column, options[column])
-        bank, queries = (side.rows for side in sides)
+            if values[column] is not None:
+                values[column] = _codes(sides, column, values[column])
+        bank = train.rows
+        queries = test.rows
+        power = files.whiten_power
         prefix = ""
-        beside: dict[str, Any] = {"whitened": whiten_power == 1}
-        if whiten_power is not None:
-            bank, queries = whiten(bank, queries, power=whiten_power)
-            prefix = "whitened " if whiten_power == 1 else f"flattened={whiten_power:g} "
-            if whiten_power != 1:
-                beside["power"] = whiten_power
+        beside: dict[str, Any] = {"whitened": power == 1}
+        if power is not None:
+            bank, queries = whiten(bank, queries, power=power)
+            prefix = "whitened " if power == 1 else f"flattened={power:g} "
+            if power != 1:
+                beside["power"] = power
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)
         with working(name):
-            results = evaluate(bank, queries.to(target), **options)
+            results = evaluate(bank, queries.to(target), **values)
         if process.rank == 0:
-            print_results(f"{name}: {train.name} -> {test.name}", results, prefix)
-            if out is not None:
-                out.parent.mkdir(parents=True, exist_ok=True)
-                write_json(out, [{**beside, **result.to_json()} for result in results])
+            print_results(f"{name}: {files.train.name} -> {files.test.name}", results, prefix)
+            if files.out is not None:
+                files.out.parent.mkdir(parents=True, exist_ok=True)
+                write_json(files.out, [{**beside, **result.to_json()} for result in results])
         end_processes()
 
     summary, helps = documentation(evaluate)
-    first, second, *common, _ = parameters(command)
     names = _OPTIONS.get(name, [p.name for p in accepted if p.name != "process"])
     own = [_option(p, helps.get(p.name)) for p in accepted if p.name in names]
-    set_parameters(command, [first, second, *own, *common])
-    example = f"Example: sslpipe evaluate {name} train.safetensors test.safetensors"
+    set_parameters(run, [*own, *inspect.signature(Files).parameters.values()])
+    example = f"sslpipe evaluate {name} train.safetensors test.safetensors{_EXTRA.get(name, '')}"
     alone = new_app()
-    alone.command(name, help=summary, epilog=example + _EXTRA.get(name, ""))(command)
+    alone.command(name, help=summary, epilog=list_examples([example]))(run)
     return typer.main.get_command(alone)
 
 
@@ -193,4 +208,4 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
     if text is not None:  # without what is meant for those who read the code
         text = re.sub(r"; see `[\w.]+`( and `[\w.]+`)*", "", text)
     annotation = Annotated[kind, option(text or "")]  # type: ignore[valid-type]
-    return parameter.replace(kind=parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return parameter.replace(default=default, annotation=annotation)

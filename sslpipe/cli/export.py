@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sslpipe.cli.inputs import check_features, check_folder, check_model, open_data
 from sslpipe.cli.next_step import say_next_program
-from sslpipe.cli.options import SOURCES, Checkpoint, Weights, argument, documented, option
+from sslpipe.cli.options import SOURCES, RunWeights, argument, command, option
 from sslpipe.cli.terminal import load_model, new_app, say, show, working
 from sslpipe.errors import UserError
 
@@ -17,42 +17,59 @@ LEAST_EQUAL = 0.95  # sslpipe.export.onnx_files.LEAST_EQUAL
 app = new_app()
 
 
-@documented(
+@command(
     app,
-    epilog="Examples: sslpipe export runs/photos --out out/backbone --format safetensors,onnx | "
-    "sslpipe export runs/photos --out out/small --format onnx-int8 --data out/photos/dataset.json",
+    examples=[
+        "sslpipe export runs/photos --out out/backbone --format safetensors,onnx",
+        "sslpipe export runs/photos --out out/small --format onnx-int8 --data "
+        "out/photos/dataset.json",
+    ],
 )
 def export(
-    source: Annotated[Path, argument(f"A run directory, {SOURCES}.")],
-    out: Annotated[Path, option()],
-    format: list[str] = ["safetensors"],  # noqa: B006 (typer copies it)
-    with_projector: Annotated[bool, option("", "--with-projector")] = False,
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
-    preprocessing: Annotated[bool, option("", "--with-preprocessing")] = False,
-    data: Annotated[str | None, option()] = None,
-    split: str = "test",
-    least_equal: Annotated[float, option(min=0, max=1)] = LEAST_EQUAL,
-    overwrite: bool = False,
+    model: Annotated[Path, argument(f"A run directory, {SOURCES}.")],
+    *,
+    out: Annotated[Path, option("The folder to write.")],
+    format: Annotated[
+        list[str],
+        option(
+            "safetensors, torchvision, timm, onnx, pt2 or hf, separated by commas; or all: every "
+            "format that can hold this backbone, but onnx-int8, which is named itself. Repeatable.",
+            metavar="NAME",
+        ),
+    ] = ["safetensors"],  # noqa: B006 (typer copies it)
+    with_projector: Annotated[
+        bool, option("Write the projector, too.", "--with-projector")
+    ] = False,
+    preprocessing: Annotated[
+        bool,
+        option(
+            "Beside each ONNX file, write one that takes uint8 pixels of any size: it resizes, "
+            "crops and normalises them.",
+            "--with-preprocessing",
+        ),
+    ] = False,
+    data: Annotated[
+        str | None,
+        option("For onnx-int8: the dataset.json of the images that calibrate and verify it."),
+    ] = None,
+    split: Annotated[str, option("Its split, which training has not seen.")] = "test",
+    least_equal: Annotated[
+        float,
+        option(
+            "Share of these images whose nearest image must be the same as in float32.",
+            min=0,
+            max=1,
+        ),
+    ] = LEAST_EQUAL,
+    overwrite: Annotated[bool, option("Replace an existing export.", "--overwrite")] = False,
+    run: RunWeights,
 ) -> None:
     """Export the backbone; each format is verified in a clean process.
 
     That process loads the format with its own library and compares the features. onnx-int8 is
     verified by search: as in float32, which image is the nearest of each?
-
-    Args:
-        out: The folder to write.
-        format: safetensors, torchvision, timm, onnx, pt2 or hf, separated by commas; or all: every
-            format that can hold this backbone, but onnx-int8, which is named itself. Repeatable.
-        preprocessing: Beside each ONNX file, write one that takes uint8 pixels of any size: it
-            resizes, crops and normalises them.
-        data: For onnx-int8: the dataset.json of the images that calibrate and verify it.
-        split: Its split, which training has not seen.
-        least_equal: Share of these images whose nearest image must be the same as in float32.
-        with_projector: Write the projector, too.
-        overwrite: Replace an existing export.
     """
-    check_model(source)
+    check_model(model)
     check_folder(out)
     formats = tuple(name.strip() for text in format for name in text.split(","))
     images = None
@@ -62,11 +79,11 @@ def export(
 
     from sslpipe.export.write import export_model, refusals
 
-    model = load_model(source, checkpoint, weights, with_projector=with_projector)
+    loaded = load_model(model, run.checkpoint, run.weights, with_projector=with_projector)
     proofs: dict[str, Agreement] = {}
     with working("export") as stage:
         written = export_model(
-            model,
+            loaded,
             out,
             formats,
             overwrite=overwrite,
@@ -78,28 +95,34 @@ def export(
         )
     for name, path in written.items():
         show(f"{name}: {path}, {proofs.get(name, 'proved equal in a clean process')}")
-    for name, reason in refusals(model).items() if "all" in formats else ():
+    for name, reason in refusals(loaded).items() if "all" in formats else ():
         show(f"{name}: skipped: {reason}")
     say_next_program("cat", out / "README.md")  # how each format is loaded
 
 
-@documented(app, epilog="Example: sslpipe whiten out/backbone train.safetensors --dims 64")
+@command(
+    app,
+    examples=["sslpipe whiten out/backbone train.safetensors --dims 64"],
+)
 def whiten(
     export: Annotated[Path, argument("An export's folder.")],
     train: Annotated[Path, argument("Features of the train split (`sslpipe embed`).")],
-    power: Annotated[float | None, option(min=0, max=1)] = None,
-    dims: Annotated[int | None, option(min=1)] = None,
+    power: Annotated[
+        float | None,
+        option(
+            "Divide each axis by its spread to this power: 1 whitens, 0.25 to 0.75 flatten in "
+            "part, 0 only centres and rotates. Default: what is best on TRAIN by its labels; "
+            "without labels 0.25.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
+    dims: Annotated[int | None, option("Axes to keep. Default: all.", min=1)] = None,
 ) -> None:
     """Store a PCA whitening, and the crops of TRAIN, in an export.
 
     The whitening is fitted on TRAIN, whole or in part (--power). From then on `encode` and `sslpipe
     embed` apply both.
-
-    Args:
-        power: Divide each axis by its spread to this power: 1 whitens, 0.25 to 0.75 flatten in
-            part, 0 only centres and rotates. Default: what is best on TRAIN by its labels; without
-            labels 0.25.
-        dims: Axes to keep. Default: all.
     """
     if not (export / "config.json").is_file():
         raise UserError(f"{export} holds no config.json; name the folder of an export")

@@ -8,10 +8,12 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sslpipe.cli.terminal import say_once
+from sslpipe.cli.options import Start
+from sslpipe.cli.terminal import list_examples, say_once
 from sslpipe.run.console import LastingStream
 from sslpipe.satellites import offered
 
@@ -70,14 +72,10 @@ def add_next(name: str, command: Any) -> None:
 
     The command's epilog is changed, once.
     """
-    shown = command.epilog or f"Example: sslpipe {name}"
-    if "Next: " in shown:
-        return
-    # a line each: a reader would take the bar for a pipe, and typer joins lines
-    heading, _, examples = shown.partition(": ")
-    lines = [f"{heading}:", *examples.split(" | ")] if heading == "Examples" else [shown]
-    following = NEXT.get(name, NEXT[name.partition(" ")[0]])
-    command.epilog = "\n\n".join([*lines, f"Next: {following}"])
+    examples = command.epilog or list_examples([f"sslpipe {name}"])
+    if "Next: " not in examples:
+        following = NEXT.get(name, NEXT[name.partition(" ")[0]])
+        command.epilog = f"{examples}\n\n\b\nNext: {following}"
 
 
 def plugin_words() -> list[str]:
@@ -115,12 +113,17 @@ def after_a_look(data: str | Path, *overrides: str) -> None:
         say_next_program(*start, *words, title="Or, from pretrained weights")
 
 
+def start_words(start: Start) -> list[str]:
+    """Return the words --init SOURCE --checkpoint NAME --weights KIND, those that were given."""
+    given = {name: value for name, value in asdict(start).items() if value}
+    return [word for name, value in given.items() for word in (f"--{name}", value)]
+
+
 def training(
-    recipe: Path, overrides: Sequence[str] | None, data: str, **start: str | None
+    recipe: Path, overrides: Sequence[str] | None, data: str, start: Start
 ) -> list[object]:
-    """Return what `check`, `preview` and `train` share of their words; `start`: --init ..."""
-    given = [word for name, value in start.items() if value for word in (f"--{name}", value)]
-    return [recipe, *(overrides or []), "--data", data, *given]
+    """Return what `check`, `preview` and `train` share of their words."""
+    return [recipe, *(overrides or []), "--data", data, *start_words(start)]
 
 
 def new_run_dir(name: str) -> Path:

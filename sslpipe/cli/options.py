@@ -1,56 +1,76 @@
-"""The arguments and options that several commands share, each with its help."""
+"""How a command declares its options, and the options that several commands share.
+
+A parameter is written once, with its help beside it: `Annotated[TYPE, option("help")]`. Parameters
+that belong together are the fields of a dataclass, and a parameter of that class stands for them.
+"""
 
 import inspect
-from collections.abc import Callable
-from copy import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from sslpipe.cli.terminal import list_examples, load_model
 
-def option(help: str = "", *names: str, **settings: Any) -> Any:
-    """Declare an option; see `typer.Option`. Without `help` a docstring has it: `documented`."""
+if TYPE_CHECKING:
+    from sslpipe.export.load import FrozenBackbone
+
+
+def option(help: str, *names: str, **settings: Any) -> Any:
+    """Declare an option; see `typer.Option`."""
+    if "min" in settings or "max" in settings:
+        settings.setdefault("metavar", "N")  # the limits stand behind the help
     return typer.Option(*names, help=help, **settings)
 
 
-def argument(help: str = "", **settings: Any) -> Any:
+def argument(help: str, **settings: Any) -> Any:
     """Declare an argument; see `option`."""
     return typer.Argument(help=help, **settings)
 
 
-def documented(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., None]], Any]:
-    """Add a command to an app whose docstring has, in `Args:`, the help of its options."""
+def command(
+    app: typer.Typer, name: str | None = None, *, examples: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a command to an app. Its help is the function's docstring.
+
+    A parameter that is a dataclass stands for the options that its fields declare.
+
+    Args:
+        app: The app.
+        name: The command's. Default: the function's.
+        examples: Command lines, with which the help ends.
+    """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        set_parameters(function, parameters(function))
-        return app.command(help=documentation(function)[0], **settings)(function)
+        own = inspect.signature(function).parameters.values()
+        bundles: dict[str, Any] = {p.name: p.annotation for p in own if is_dataclass(p.annotation)}
+        declared: list[inspect.Parameter] = []
+        for each in own:
+            bundle = bundles.get(each.name)
+            declared += [each] if bundle is None else inspect.signature(bundle).parameters.values()
+
+        @wraps(function)
+        def run(**values: Any) -> None:
+            for parameter, bundle in bundles.items():
+                options = {field.name: values.pop(field.name) for field in fields(bundle)}
+                values[parameter] = bundle(**options)
+            function(**values)
+
+        set_parameters(run, declared)
+        app.command(name, epilog=list_examples(examples))(run)
+        return function
 
     return register
 
 
-def set_parameters(function: Any, parameters: list[inspect.Parameter]) -> None:
-    """Have typer see these parameters of a function."""
-    function.__signature__ = inspect.Signature(parameters)
-    function.__annotations__ = {each.name: each.annotation for each in parameters}
-
-
-def parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
-    """Return the parameters of a function with the help that its docstring has of them."""
-    _, helps = documentation(function)
-    found = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind: Any = parameter.annotation
-        if get_origin(kind) is Annotated:
-            kind, info = get_args(kind)
-            info = copy(info)
-        else:
-            info = argument() if parameter.default is parameter.empty else option()
-        if name in helps:
-            info.help = helps[name]
-            parameter = parameter.replace(annotation=Annotated[kind, info])
-        found.append(parameter)
-    return found
+def set_parameters(function: Any, parameters: Iterable[inspect.Parameter]) -> None:
+    """Have typer see these parameters of a function, by their names."""
+    named = [each.replace(kind=each.KEYWORD_ONLY) for each in parameters]
+    function.__signature__ = inspect.Signature(named)
+    function.__annotations__ = {each.name: each.annotation for each in named}
 
 
 def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
@@ -92,17 +112,16 @@ Overrides = Annotated[
     list[str] | None,
     argument(
         "Settings that replace the recipe's, such as data.batch_size=512.",
-        metavar="[SECTION.KEY=VALUE]...",
+        metavar="SECTION.KEY=VALUE",
     ),
 ]
-Data = Annotated[str, option("The data set's dataset.json: a path or a URL.", "--data")]
+Data = Annotated[str, option("The data set's dataset.json: a path or a URL.")]
 Checkpoint = Annotated[
     str | None,
     option(
         "For a run: load this checkpoint, such as step-00000012, the best one (with run.keep = "
         "'best') or the last. Default: the last; of a run from weights with run.keep = 'best' the "
         "best.",
-        "--checkpoint",
         metavar="step-N|best|last",
     ),
 ]
@@ -111,25 +130,60 @@ Weights = Annotated[
     option(
         "For a run: load the trained weights, or their moving average (optim.ema). Default: the "
         "trained ones; with --checkpoint best, those that scored better.",
-        "--weights",
         show_default=False,
     ),
 ]
 NumWorkers = Annotated[int, option("Threads that decode images.", min=0)]
-BatchSize = Annotated[int, option("Images embedded at a time.", min=1)]
 Device = Annotated[str, option("auto, cpu, cuda or mps.")]
-JsonFile = Annotated[Path | None, option("Also write the results as JSON.", "--out")]
 Ids = Annotated[
     list[str] | None,
-    option("Show these samples, such as '469, 523'; repeatable.", "--ids", metavar="ID,ID,..."),
+    option("Show these samples, such as '469, 523'; repeatable.", metavar="ID,ID,..."),
 ]
-Init = Annotated[
-    str | None,
-    option(
-        "Pretrained weights to start from: timm:NAME, torchvision:NAME, hf-hub:OWNER/NAME, a run, "
-        "an export, or a file or folder of weights. Default: random weights. A run that has "
-        "started keeps its own copy.",
-        "--init",
-        metavar="SOURCE",
-    ),
-]
+
+
+@dataclass(frozen=True)
+class RunWeights:
+    """Which weights of a run are loaded."""
+
+    checkpoint: Checkpoint = None
+    weights: Weights = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """The weights that a training starts from."""
+
+    init: Annotated[
+        str | None,
+        option(
+            "Pretrained weights to start from: timm:NAME, torchvision:NAME, hf-hub:OWNER/NAME, a "
+            "run, an export, or a file or folder of weights. Default: random weights. A run that "
+            "has started keeps its own copy.",
+            metavar="SOURCE",
+        ),
+    ] = None
+    checkpoint: Checkpoint = None
+    weights: Weights = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model that embeds images, and where it does."""
+
+    model: Annotated[Path, option(f"A run directory, {SOURCES}.", metavar="MODEL")]
+    checkpoint: Checkpoint = None
+    weights: Weights = None
+    device: Device = "auto"
+
+    def load(self) -> "FrozenBackbone":
+        """Load it, and say which weights of a run were chosen."""
+        return load_model(self.model, self.checkpoint, self.weights, device=self.device)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """How the images of shards are embedded."""
+
+    batch_size: Annotated[int, option("Images embedded at a time.", min=1)] = 256
+    num_workers: NumWorkers = 2
+    device: Device = "auto"

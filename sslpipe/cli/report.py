@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sslpipe.cli.inputs import check_file, check_run, load_recipe_or_run, open_data
 from sslpipe.cli.next_step import say_next
-from sslpipe.cli.options import argument, documented, option
+from sslpipe.cli.options import argument, command, option
 from sslpipe.cli.terminal import new_app, say, working
 from sslpipe.errors import UserError
 from sslpipe.portable import write_atomically
@@ -15,31 +15,33 @@ if TYPE_CHECKING:
     from sslpipe.data.index import DatasetIndex
     from sslpipe.report.embeddings import Features
 
-app = new_app(rich_markup_mode="markdown")
+app = new_app()
 
 
-@documented(
+@command(
     app,
-    epilog="Examples: sslpipe report runs/photos --data out/photos/dataset.json --out report.html "
-    "| sslpipe report runs/photos runs/others",
+    examples=[
+        "sslpipe report runs/photos --data out/photos/dataset.json --out report.html",
+        "sslpipe report runs/photos runs/others",
+    ],
 )
-def main(
-    run_dirs: Annotated[list[Path], argument(metavar="RUN...")],
-    data: str | None = None,
+def report(
+    run_dirs: Annotated[list[Path], argument("A run directory, or several.", metavar="RUN...")],
+    data: Annotated[
+        str | None, option("The dataset.json that was evaluated, to show its images.")
+    ] = None,
     out: Annotated[
         Path | None,
-        option(show_default="RUN/report.html; for several, comparison.html beside the first"),
+        option(
+            "The HTML file to write.",
+            show_default="RUN/report.html; for several, comparison.html beside the first",
+        ),
     ] = None,
 ) -> None:
-    """Show a run, or the results of several side by side, in one HTML file.
+    """Show a run, or several side by side, in one HTML file.
 
     The page loads nothing from the network. What is missing in a run is named there, with the
     command that makes it. With --data the report also shows images, and views as training saw them.
-
-    Args:
-        run_dirs: A run directory, or several.
-        data: The dataset.json that was evaluated, to show its images.
-        out: The HTML file to write.
     """
     if len(run_dirs) > 1 and data is not None:
         raise UserError("--data is for the report of one run; leave it out")

@@ -4,33 +4,40 @@ import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from sslpipe.cli import building as opt
 from sslpipe.cli.building import (
-    names_in,
+    OutFolder,
+    Reading,
+    ValueRange,
+    Workers,
+    Writing,
+    prepare_workers,
     print_built,
     print_report,
-    read_option,
-    write_option,
 )
 from sslpipe.cli.inputs import check_picture, open_data, parse_ids
 from sslpipe.cli.next_step import after_a_look
-from sslpipe.cli.options import Ids, argument, documented, option
+from sslpipe.cli.options import Ids, argument, command, option
 from sslpipe.cli.terminal import new_app, progress
 from sslpipe.errors import DataError, one_line
 from sslpipe.run.console import SafeConsole
 
+if TYPE_CHECKING:
+    from sslpipe.data.index import Manifest
+    from sslpipe.sharding.build import Built
+    from sslpipe.sharding.report import Report
+
 app = new_app(
     help="Convert images to webdataset shards with an index (dataset.json and offsets).",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
-    epilog="Example: sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1",
+    examples=["sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1"],
 )
 
 DataSet = Annotated[
@@ -38,107 +45,81 @@ DataSet = Annotated[
 ]
 
 
-@app.callback()
-def _settings() -> None:
-    from PIL import Image
-
-    os.environ["OMP_NUM_THREADS"] = "1"  # the workers are the parallelism; before torch comes
-    warnings.simplefilter("error", Image.DecompressionBombWarning)  # such an image is a bad one
+app.callback()(prepare_workers)
 
 
-@documented(
-    app, epilog="Example: sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1"
+@command(
+    app,
+    examples=[
+        "sslpipe shards build out/photos --root photos --test-fraction 0.1  # photos/CLASS/*.jpg",
+        "sslpipe shards build out/photos --root photos  # photos/train/CLASS/*.jpg, photos/test/",
+        "sslpipe shards build out/photos --root photos  # photos/*.jpg: no labels",
+        "sslpipe shards build out/cifar10 --source torchvision --name CIFAR10 --root data "
+        "--download",
+        "sslpipe shards build out/birds --source csv --csv birds.csv --image-column file "
+        "--label-column species",
+        "sslpipe shards build out/fashion --source idx --root FOLDER_OF_THE_FILES",
+        "sslpipe shards build out/beans --source parquet --root beans/data --label-column labels",
+        "sslpipe shards build out/icons --root photos --name-pattern "
+        "'(?P<vendor>[^/]+)/(?P<thing>.+)[.]png' --group-by thing --split-by thing "
+        "--test-fraction 0.1  # photos/VENDOR/THING.png",
+    ],
 )
 def build(
-    out: opt.OutFolder,
-    source: Annotated[str, read_option()] = "folder",
-    root: opt.Root = None,
-    split: opt.Split = None,
-    name: Annotated[str | None, read_option()] = None,
-    csv: opt.Csv = None,
-    image_column: Annotated[str, read_option()] = "path",
-    label_column: opt.LabelColumn = "label",
-    split_column: opt.SplitColumn = None,
-    skip_missing: opt.SkipMissing = False,
-    labels: opt.Labels = True,
-    columns: opt.ColumnSpecs = None,
-    name_pattern: opt.NamePattern = None,
-    download: Annotated[bool, read_option("", "--download")] = False,
-    test_fraction: opt.TestFraction = 0.0,
-    split_by: Annotated[str | None, write_option()] = None,
-    unseen_classes: opt.UnseenClasses = None,
-    group_by: opt.GroupBy = None,
-    resize_shorter: Annotated[int | None, write_option(min=1)] = None,
-    background: Annotated[str | None, write_option()] = None,
-    samples_per_shard: opt.SamplesPerShard = 1000,
-    skip_bad: opt.SkipBad = False,
-    overwrite: opt.Overwrite = False,
-    origin: opt.OriginText = "",
-    license: opt.License = "",
-    num_workers: opt.Workers = 2,
+    out: OutFolder,
+    source: Annotated[
+        str, option("folder, csv, parquet, huggingface, torchvision, idx.")
+    ] = "folder",
+    *,
+    reading: Reading,
+    name: Annotated[
+        str | None, option("The data set's name; for torchvision its class, such as CIFAR10.")
+    ] = None,
+    download: Annotated[bool, option("torchvision: download it.", "--download")] = False,
+    resize_shorter: Annotated[
+        int | None,
+        option(
+            "Shrink images to this shorter side in px; JPEGs are saved again at quality 95, all "
+            "others as PNG.",
+            min=1,
+        ),
+    ] = None,
+    background: Annotated[
+        str | None,
+        option(
+            "Colour under transparent parts, such as white or '#ffffff'. Default: transparency is "
+            "dropped, which often leaves black."
+        ),
+    ] = None,
+    writing: Writing,
 ) -> None:
     """Write shards from images. If it is interrupted, run it again to resume.
 
-    - photos/CLASS/*.jpg:  `sslpipe shards build out/mydata --root photos --test-fraction 0.1`
-    - photos/train/CLASS/*.jpg and photos/test/...:  `sslpipe shards build out/mydata --root photos`
-    - photos/*.jpg, no labels:  `sslpipe shards build out/mydata --root photos`
-    - `... build out/cifar10 --source torchvision --name CIFAR10 --root data --download`
-    - `... build out/birds --source csv --csv birds.csv --image-column file --label-column species`
-    - `... build out/fashion --source idx --root FOLDER_OF_THE_FILES`
-    - `... build out/beans --source parquet --root beans/data --label-column labels`
-    - photos/VENDOR/THING.png:  `... build out/icons --root photos --name-pattern
-      '(?P<vendor>[^/]+)/(?P<thing>.+)[.]png' --group-by thing --split-by thing --test-fraction 0.1`
-    - images of other channels or depths, tiles of scenes:  `sslpipe sensors build --help`
-
-    Args:
-        source: folder, csv, parquet, huggingface, torchvision, idx.
-        name: The data set's name; for torchvision its class, such as CIFAR10.
-        image_column: csv: column of the paths, relative to the file; parquet: of the images.
-        download: torchvision: download it.
-        split_by: Keep groups of this column, such as patient, in one split.
-        resize_shorter: Shrink images to this shorter side in px; JPEGs are saved again at quality
-            95, all others as PNG.
-        background: Colour under transparent parts, such as white or '#ffffff'. Default:
-            transparency is dropped, which often leaves black.
+    Images of other channels or depths than 8-bit RGB, and tiles of scenes: `sslpipe sensors build`.
     """
     from sslpipe.sharding.build import build_dataset
-    from sslpipe.sharding.gather import parse_columns, parse_pattern
-    from sslpipe.sharding.sources import SourceOptions
     from sslpipe.sharding.writer import Layout
 
     built = build_dataset(
         out,
         source,
-        SourceOptions(
-            root=root,
-            split=split,
-            name=name,
-            csv=csv,
-            image_column=image_column,
-            label_column=label_column,
-            split_column=split_column,
-            labels=labels,
-            download=download,
-            skip_missing=skip_missing,
-            columns=() if columns is None else parse_columns(columns, "--columns"),
-            name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
-        ),
+        replace(reading.source_options(), name=name, download=download),
         Layout(
             seed=0,
-            samples_per_shard=samples_per_shard,
+            samples_per_shard=writing.samples_per_shard,
             max_shard_bytes=10**9,
             resize_shorter_px=resize_shorter,
             background=_parse_colour(background),
-            group_by=group_by,
+            group_by=writing.group_by,
         ),
-        test_fraction=test_fraction,
-        split_by=split_by,
-        unseen_classes=names_in(unseen_classes),
-        skip_bad=skip_bad,
-        overwrite=overwrite,
-        origin=origin,
-        license=license,
-        workers=num_workers,
+        test_fraction=writing.test_fraction,
+        split_by=writing.split_by,
+        unseen_classes=writing.unseen(),
+        skip_bad=writing.skip_bad,
+        overwrite=writing.overwrite,
+        origin=writing.origin,
+        license=writing.license,
+        workers=writing.num_workers,
         progress=progress,
     )
     print_built(out, built)
@@ -158,46 +139,58 @@ def _parse_colour(text: str | None) -> tuple[int, int, int] | None:
     return red, green, blue
 
 
-@documented(app, epilog="Example: sslpipe shards index laion --json-fields url,width:integer")
+@command(
+    app,
+    examples=[
+        "sslpipe shards index laion --json-fields url,width:integer",
+        "sslpipe shards index /shared/laion --out out/laion  # not to be written beside the tars",
+        "sslpipe shards index big/1 big/2 big/3 --out big  # folders built apart as one data set",
+    ],
+)
 def index(
     folders: Annotated[
         list[Path], argument("The folder of the tars, or several to join.", show_default=False)
     ],
-    out: Path | None = None,
-    split: str | None = None,
-    classes: Path | None = None,
-    json_fields: str | None = None,
-    name_pattern: str | None = None,
-    channels: str | None = None,
-    value_range: Annotated[str | None, option("", "--range", metavar="LOW,HIGH")] = None,
-    num_workers: opt.Workers = 2,
+    out: Annotated[
+        Path | None,
+        option(
+            "Folder for dataset.json and the offsets. Default: the tars' own; several folders need "
+            "it."
+        ),
+    ] = None,
+    split: Annotated[
+        str | None, option("The split of all tars. Default: by name, as in train-000000.tar.")
+    ] = None,
+    classes: Annotated[Path | None, option("Text file: a class name per line, by label.")] = None,
+    json_fields: Annotated[
+        str | None,
+        option(
+            "Columns from keys of KEY.json: sku,shot_at:time or sku=product:text. '' drops the "
+            "columns that dataset.json has, but the paths that a build wrote."
+        ),
+    ] = None,
+    name_pattern: Annotated[
+        str | None, option("Columns from named groups of a regular expression of the image's name.")
+    ] = None,
+    channels: Annotated[
+        str | None,
+        option("Names of the channels of images in KEY.npy, (h, w, C); their type is measured."),
+    ] = None,
+    value_range: ValueRange = None,
+    num_workers: Workers = 2,
 ) -> None:
-    """Index existing webdataset tars (img2dataset, open_clip) without rewriting them.
+    """Index existing webdataset tars, as of img2dataset and open_clip.
 
     A sample is all members up to the first dot of their names: KEY.jpg, KEY.png or KEY.webp (with
     --channels KEY.npy), or its one KEY.ANYTHING.jpg, with an optional integer label in KEY.cls and
     columns in KEY.json. Images whose names differ behind that dot only (v1.0.jpg, v1.1.jpg) are
     samples of their own. Other members are left out, and counted. mean and std in dataset.json are
     ImageNet's, those of the channels, or those of the folders that are joined.
-
-    - tars that must not be written beside:  `sslpipe shards index /shared/laion --out out/laion`
-    - folders built apart as one data set:  `sslpipe shards index big/1 big/2 big/3 --out big`
-
-    Args:
-        out: Folder for dataset.json and the offsets. Default: the tars' own; several folders need
-            it.
-        split: The split of all tars. Default: by name, as in train-000000.tar.
-        classes: Text file: a class name per line, by label.
-        json_fields: Columns from keys of KEY.json: sku,shot_at:time or sku=product:text. "" drops
-            the columns that dataset.json has, but the paths that a build wrote.
-        name_pattern: Columns from named groups of a regular expression of the image's name.
-        channels: Names of the channels of images in KEY.npy, (h, w, C); their type is measured.
-        value_range: The values that views show as 0 and 1. Default: measured for each channel.
     """
     from sslpipe.sharding.arrays import parse_channels, parse_range
     from sslpipe.sharding.gather import parse_columns, parse_pattern
     from sslpipe.sharding.index import check_columns, gather_tars, index_folder
-    from sslpipe.sharding.sources import SourceOptions, class_names
+        from sslpipe.sharding.sources import SourceOptions, class_names
 
     if out is None and len(folders) > 1:
         raise DataError("several folders become one data set in a folder that --out names")
@@ -223,9 +216,18 @@ def index(
     print_report(target, indexed.manifest, indexed.report)
 
 
-@app.command(epilog="Example: sslpipe shards verify out/photos")
-def verify(folder: DataSet, num_workers: opt.Workers = 2) -> None:
-    """Check sizes and sha256, decode every image, and list what is bad; exit status 1 if any is."""
+@command(
+    app,
+    examples=["sslpipe shards verify out/photos"],
+)
+def verify(
+    folder: DataSet,
+    num_workers: Workers = 2,
+) -> None:
+    """Check sizes and sha256, decode every image, list what is bad.
+
+    The exit status is 1 where something is.
+    """
     from sslpipe.sharding.index import verify_columns, verify_shard
 
     data = open_data(folder)
@@ -251,23 +253,22 @@ def verify(folder: DataSet, num_workers: opt.Workers = 2) -> None:
     after_a_look(folder)
 
 
-@documented(app, epilog="Example: sslpipe shards show out/photos --split test --out samples.png")
+@command(
+    app,
+    examples=["sslpipe shards show out/photos --split test --out samples.png"],
+)
 def show(
     folder: DataSet,
-    split: str = "train",
-    out: Path = Path("samples.png"),
+    split: Annotated[str, option("The split to show.")] = "train",
+    out: Annotated[Path, option("The PNG to write.")] = Path("samples.png"),
     ids: Ids = None,
-    all_channels: Annotated[bool, option("", "--all-channels")] = False,
+    all_channels: Annotated[
+        bool, option("Each sample as a strip of its channels in grey.", "--all-channels")
+    ] = False,
 ) -> None:
-    """Draw some samples with their classes, sizes, ids and paths; with --ids, also print them.
+    """Draw some samples with their classes, sizes, ids and paths.
 
-    - `sslpipe shards show out/mydata --split test --out test.png`
-    - `sslpipe shards show out/mydata --ids 469,523`
-
-    Args:
-        split: The split to show.
-        out: The PNG to write.
-        all_channels: Each sample as a strip of its channels in grey.
+    With --ids they are also printed.
     """
     wanted = parse_ids(ids)
     data = open_data(folder)
@@ -288,9 +289,14 @@ def show(
         after_a_look(folder)
 
 
-@app.command(epilog="Example: sslpipe shards stats out/photos")
-def stats(folder: DataSet) -> None:
-    """Print counts, classes, bytes, image sizes and columns of each split, without decoding."""
+@command(
+    app,
+    examples=["sslpipe shards stats out/photos"],
+)
+def stats(
+    folder: DataSet,
+) -> None:
+    """Print counts, classes, image sizes and columns of each split."""
     data = open_data(folder)
 
     from sslpipe.sharding.show import column_rows, split_rows

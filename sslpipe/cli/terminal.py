@@ -24,10 +24,19 @@ console = SafeConsole(stderr=True)
 PLAIN_EVERY_S = 10.0
 
 
-def new_app(**settings: Any) -> typer.Typer:
-    """Make the app of a command, or of a group of commands."""
+def list_examples(examples: Sequence[str]) -> str:
+    """Return what a help ends with: command lines, each on a line that is not wrapped."""
+    heading = "Examples:" if len(examples) > 1 else "Example:"
+    return "\n  ".join([f"\b\n{heading}", *examples])
+
+
+def new_app(examples: Sequence[str] = (), **settings: Any) -> typer.Typer:
+    """Make the app of a command, or of a group of commands, whose help ends with examples."""
+    if examples:
+        settings["epilog"] = list_examples(examples)
     usual: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False}
-    return typer.Typer(**usual | {"rich_markup_mode": "rich"} | settings)
+    # plain help: at 80 columns the texts get the width, and a line of an example is not broken
+    return typer.Typer(**usual | {"rich_markup_mode": None} | settings)
 
 
 class LazyGroup(TyperGroup):

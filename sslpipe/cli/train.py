@@ -4,14 +4,32 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sslpipe.cli import inputs
-from sslpipe.cli import options as opt
-from sslpipe.cli.next_step import after_train, new_run_dir, plugin_words, say_next, training
+from sslpipe.cli.next_step import (
+    after_train,
+    new_run_dir,
+    plugin_words,
+    say_next,
+    start_words,
+    training,
+)
+from sslpipe.cli.options import (
+    Data,
+    Ids,
+    Overrides,
+    RecipeOrRun,
+    RecipePath,
+    Start,
+    argument,
+    command,
+    option,
+)
 from sslpipe.cli.terminal import new_app, percent, say_once, show, text_table, working
 from sslpipe.errors import UserError, one_line
 from sslpipe.run.console import SafeConsole
@@ -31,35 +49,39 @@ def _explain(key: str | None) -> None:
         raise typer.Exit
 
 
-@opt.documented(
+@command(
     app,
-    epilog="Examples: sslpipe check recipe.toml --data out/photos/dataset.json data.batch_size=512 "
-    "| sslpipe check finetune.toml --data out/photos/dataset.json --init runs/photos | "
-    "sslpipe check --explain data.micro_batch | sslpipe check --explain loss.temperature",
+    examples=[
+        "sslpipe check recipe.toml --data out/photos/dataset.json data.batch_size=512",
+        "sslpipe check finetune.toml --data out/photos/dataset.json --init runs/photos",
+        "sslpipe check --explain data.micro_batch",
+        "sslpipe check --explain loss.temperature",
+    ],
 )
 def check(
-    recipe: opt.RecipeOrRun,
-    overrides: opt.Overrides = None,
-    data: str | None = None,
-    init: opt.Init = None,
-    checkpoint: opt.Checkpoint = None,
-    weights: opt.Weights = None,
+    recipe: RecipeOrRun,
+    overrides: Overrides = None,
+    *,
+    data: Annotated[str | None, option("The data set's dataset.json: a path or a URL.")] = None,
+    start: Start,
     explain: Annotated[
-        str | None, opt.option(is_eager=True, callback=_explain, metavar="KEY")
+        str | None,
+        option(
+            "Print what a setting means, such as data.micro_batch, and exit.",
+            is_eager=True,
+            callback=_explain,
+            metavar="KEY",
+        ),
     ] = None,
 ) -> None:
-    """Validate a recipe without training; print its settings and sizes.
+    """Validate a recipe without training; print settings and sizes.
 
     For pretraining, also estimate memory and time. Without --data, only the settings are checked.
-
-    Args:
-        data: The data set's dataset.json: a path or a URL.
-        explain: Print what a setting means, such as data.micro_batch, and exit.
     """
     loaded = inputs.load_recipe_or_run(recipe, overrides or [])
-    inputs.check_model(init)
+    inputs.check_model(start.init)
     if data is None:
-        for option, value in (("init", init), ("checkpoint", checkpoint), ("weights", weights)):
+        for option, value in asdict(start).items():
             if value is not None:
                 raise UserError(
                     f"--{option} {value} is fitted to a data set; name one with --data, or leave "
@@ -74,8 +96,8 @@ def check(
     from sslpipe.check import check_plan
     from sslpipe.export.named import open_init
 
-    start = inputs.start_of(recipe, init)
-    named = open_init(loaded, start, checkpoint=checkpoint, weights=weights)
+    source = inputs.start_of(recipe, start.init)
+    named = open_init(loaded, source, checkpoint=start.checkpoint, weights=start.weights)
     plan = make_plan(loaded, index, named)
     with working("check: a step is timed"):
         result = check_plan(plan)
@@ -86,7 +108,7 @@ def check(
         with working("check: a few images are embedded"):
             spread = start_concentration(plan)
         say_once(spread)
-    words = training(recipe, overrides, data, init=init)
+    words = training(recipe, overrides, data, start)
     say_next("preview", *words, "--out", "views.png")
 
 
@@ -102,22 +124,25 @@ def _check_settings(recipe: "RunRecipe") -> None:
     say_next("shards", "build", "--help")
 
 
-@opt.documented(
+@command(
     app,
-    epilog="Examples: sslpipe train recipe.toml --data out/photos/dataset.json --run-dir "
-    "runs/photos | accelerate launch --multi_gpu --num_processes 2 --mixed_precision no -m sslpipe "
-    "train recipe.toml --data out/photos/dataset.json --run-dir runs/photos | sslpipe train "
-    "finetune.toml --init runs/photos --data out/photos/dataset.json --run-dir runs/tuned",
+    examples=[
+        "sslpipe train recipe.toml --data out/photos/dataset.json --run-dir runs/photos",
+        "accelerate launch --multi_gpu --num_processes 2 --mixed_precision no -m sslpipe train "
+        "recipe.toml --data out/photos/dataset.json --run-dir runs/photos",
+        "sslpipe train finetune.toml --init runs/photos --data out/photos/dataset.json --run-dir "
+        "runs/tuned",
+    ],
 )
 def train(
-    recipe: opt.RecipePath,
-    overrides: opt.Overrides = None,
+    recipe: RecipePath,
+    overrides: Overrides = None,
     *,
-    data: opt.Data,
-    run_dir: Annotated[Path, opt.option()],
-    init: opt.Init = None,
-    checkpoint: opt.Checkpoint = None,
-    weights: opt.Weights = None,
+    data: Data,
+    run_dir: Annotated[
+        Path, option("The run's folder; if it holds an unfinished run, that run resumes.")
+    ],
+    start: Start,
 ) -> None:
     """Pretrain or fine-tune, as the recipe says; or resume.
 
@@ -127,9 +152,6 @@ def train(
     Ctrl-C, SIGTERM, SIGUSR1 and similar signals save a checkpoint and stop. The exit status is 0
     only when the run is complete; else 128 + the signal (130 after Ctrl-C), or 143 after a stop
     file.
-
-    Args:
-        run_dir: The run's folder; if it holds an unfinished run, that run resumes.
     """
     from sslpipe.recipe import load_recipe
     from sslpipe.registry.plugins import made_with
@@ -140,58 +162,65 @@ def train(
     index = inputs.open_data(data, loaded.data.split)
     inputs.check_folder(run_dir, "--run-dir")
     if not (run_dir / "init").is_dir():  # else the run keeps its own
-        inputs.check_model(init)
+        inputs.check_model(start.init)
 
     from sslpipe.api import train as train_run
     from sslpipe.distributed import end_processes
     from sslpipe.run.stop import stopped_status
 
-    train_run(loaded, index, run_dir, init=init, checkpoint=checkpoint, weights=weights)
+    train_run(
+        loaded,
+        index,
+        run_dir,
+        init=start.init,
+        checkpoint=start.checkpoint,
+        weights=start.weights,
+    )
     end_processes()
     if status := stopped_status():
         raise typer.Exit(status)
     after_train(run_dir, data, index)
 
 
-@opt.documented(
+@command(
     app,
-    epilog="Examples: sslpipe preview recipe.toml --data out/photos/dataset.json --out views.png | "
-    "sslpipe preview finetune.toml --data out/photos/dataset.json --init runs/photos",
+    examples=[
+        "sslpipe preview recipe.toml --data out/photos/dataset.json --out views.png",
+        "sslpipe preview finetune.toml --data out/photos/dataset.json --init runs/photos",
+    ],
 )
 def preview(
-    recipe: opt.RecipeOrRun,
-    overrides: opt.Overrides = None,
+    recipe: RecipeOrRun,
+    overrides: Overrides = None,
     *,
-    data: opt.Data,
-    init: opt.Init = None,
-    out: Path = Path("views.png"),
-    images: Annotated[int, opt.option(min=1)] = 8,
-    ids: opt.Ids = None,
-    epoch: Annotated[int | None, opt.option(min=0)] = None,
+    data: Data,
+    start: Start,
+    out: Annotated[Path, option("The PNG to write.")] = Path("views.png"),
+    ids: Ids = None,
+    epoch: Annotated[
+        int | None, option("Show this epoch's views. Default: epochs 0 and 1.", min=0)
+    ] = None,
 ) -> None:
     """Draw images beside the views that training makes of them.
 
     Given a run, the views are the ones it was trained on. The parameters stand beside each view;
     the id, key and class of each image are printed.
-
-    Args:
-        out: The PNG to write.
-        images: Number of images.
-        epoch: Show this epoch's views. Default: epochs 0 and 1.
     """
     chosen = inputs.parse_ids(ids)
     loaded = inputs.load_recipe_or_run(recipe, overrides or [])
     index = inputs.open_data(data, loaded.data.split)
     inputs.check_picture(out)
-    inputs.check_model(init)
+    inputs.check_model(start.init)
 
     from sslpipe.api import make_plan
     from sslpipe.check.preview import preview
     from sslpipe.export.named import open_init
     from sslpipe.sharding.show import sample_lines, save_sheet
 
-    plan = make_plan(loaded, index, open_init(loaded, inputs.start_of(recipe, init)))
-    grid, drawn = preview(plan, images=images, ids=chosen, epoch=epoch)
+    source = inputs.start_of(recipe, start.init)
+    named = open_init(loaded, source, checkpoint=start.checkpoint, weights=start.weights)
+    plan = make_plan(loaded, index, named)
+    grid, drawn = preview(plan, ids=chosen, epoch=epoch)
     save_sheet(grid, out)
     for line in sample_lines(index, loaded.data.split, drawn):
         print(line)
@@ -199,23 +228,29 @@ def preview(
     if run_dir := inputs.recorded_in(recipe):
         say_next("status", run_dir)
     else:
-        words = training(recipe, overrides, data, init=init)
+        words = training(recipe, overrides, data, start)
         say_next("train", *words, "--run-dir", new_run_dir(loaded.name))
 
 
-@app.command(epilog="Examples: sslpipe status runs/photos | sslpipe status runs/photos --follow")
+@command(
+    app,
+    examples=[
+        "sslpipe status runs/photos",
+        "sslpipe status runs/photos --follow",
+    ],
+)
 def status(
-    run: Annotated[Path, opt.argument("A run directory, of pretraining or fine-tuning.")],
-    as_json: Annotated[bool, opt.option("Print JSON, for programs.", "--json")] = False,
+    run_dir: Annotated[Path, argument("A run directory, of pretraining or fine-tuning.")],
+    as_json: Annotated[bool, option("Print JSON, for programs.", "--json")] = False,
     follow: Annotated[
-        bool, opt.option("Draw learning curves, until the run has ended or Ctrl-C.", "--follow")
+        bool, option("Draw learning curves, until the run has ended or Ctrl-C.", "--follow")
     ] = False,
 ) -> None:
     """Show the state of a run, from its directory alone.
 
     Progress, speed, time left, health, bad samples, last checkpoint, and each process.
     """
-    inputs.check_run(run)
+    inputs.check_run(run_dir)
     if follow and as_json:
         raise UserError("--follow draws for people, and --json is for programs; leave one out")
 
@@ -224,9 +259,9 @@ def status(
 
     if follow:
         with suppress(KeyboardInterrupt):
-            _follow(run)
+            _follow(run_dir)
         return
-    summary = read_status(run)
+    summary = read_status(run_dir)
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=1) + "\n")
     else:
@@ -255,12 +290,18 @@ def _follow(run: Path) -> None:
         follow(run, lambda summary: live.update(picture(summary), refresh=True))
 
 
-@app.command(epilog="Examples: sslpipe runs runs | sslpipe runs runs --json")
+@command(
+    app,
+    examples=[
+        "sslpipe runs runs",
+        "sslpipe runs runs --json",
+    ],
+)
 def runs(
-    folder: Annotated[Path, opt.argument("A folder with runs in it, at any depth.")],
-    as_json: Annotated[bool, opt.option("Print JSON, for programs.", "--json")] = False,
+    folder: Annotated[Path, argument("A folder with runs in it, at any depth.")],
+    as_json: Annotated[bool, option("Print JSON, for programs.", "--json")] = False,
 ) -> None:
-    """List the runs under a folder: recipe, steps, best and test numbers, disk.
+    """List the runs under a folder: recipe, steps, numbers, disk.
 
     Below stands what may be deleted: checkpoints that neither a resume nor --checkpoint best reads.
     Nothing is deleted.
@@ -292,40 +333,45 @@ def runs(
             show(f"may be deleted: {one_line(path)} ({size / 1e6:.1f} MB)")
 
 
-@opt.documented(
+@command(
     app,
-    epilog="Examples: sslpipe slurm recipe.toml --data /data/dataset.json --run-dir runs/photos "
-    "--nodes 4 --gpus-per-node 8 --time 24:00:00 --submit | sslpipe slurm finetune.toml --data "
-    "/data/dataset.json --run-dir runs/tuned --init runs/photos --option partition=gpu",
+    examples=[
+        "sslpipe slurm recipe.toml --data /data/dataset.json --run-dir runs/photos --nodes 4 "
+        "--gpus-per-node 8 --time 24:00:00 --submit",
+        "sslpipe slurm finetune.toml --data /data/dataset.json --run-dir runs/tuned --init "
+        "runs/photos --option partition=gpu",
+    ],
 )
 def slurm(
-    recipe: opt.RecipePath,
-    overrides: opt.Overrides = None,
+    recipe: RecipePath,
+    overrides: Overrides = None,
     *,
-    data: opt.Data,
-    run_dir: Annotated[Path, opt.option()],
-    init: opt.Init = None,
-    nodes: Annotated[int, opt.option(min=1)] = 1,
-    gpus_per_node: Annotated[int, opt.option(min=0)] = 0,
-    time: str | None = None,
-    option: list[str] | None = None,
-    site: Path | None = None,
-    submit: bool = False,
+    data: Data,
+    run_dir: Annotated[Path, option("Where the run lives.")],
+    start: Start,
+    nodes: Annotated[int, option("Number of nodes.", min=1)] = 1,
+    gpus_per_node: Annotated[int, option("0: train on CPUs.", min=0)] = 0,
+    time: Annotated[str | None, option("Time limit of one start, such as 24:00:00.")] = None,
+    options: Annotated[
+        list[str] | None,
+        option(
+            "Another option of sbatch, such as partition=gpu or signal=B:USR1@300 (save so many "
+            "seconds before the limit); repeatable.",
+            "--option",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    site: Annotated[
+        Path | None, option("A shell file to include, for modules, network or containers.")
+    ] = None,
+    submit: Annotated[
+        bool, option("Submit the script instead of printing it.", "--submit")
+    ] = False,
 ) -> None:
     """Print the SLURM batch script of a training, or submit it.
 
     The script needs this Python environment and no other file. At the time limit and on preemption
     the job saves a checkpoint and requeues itself.
-
-    Args:
-        run_dir: Where the run lives.
-        nodes: Number of nodes.
-        gpus_per_node: 0: train on CPUs.
-        time: Time limit of one start, such as 24:00:00.
-        option: Another option of sbatch, such as partition=gpu or signal=B:USR1@300 (save so many
-            seconds before the limit); repeatable.
-        site: A shell file to include, for modules, network or containers.
-        submit: Submit the script instead of printing it.
     """
     from sslpipe.recipe import Recipe, load_recipe
     from sslpipe.run.batch_script import batch_script
@@ -334,16 +380,15 @@ def slurm(
     loaded = load_recipe(recipe, overrides or [])
     if isinstance(loaded, Recipe):
         check_streams(loaded.data.num_streams, nodes * (gpus_per_node or 1))
-    options = {
+    sbatch = {
         "job-name": loaded.name,
         "nodes": str(nodes),
         **({"gpus-per-node": str(gpus_per_node)} if gpus_per_node else {}),
         **({"time": time} if time else {}),
-        **{name: value for name, _, value in (each.partition("=") for each in option or ())},
+        **{name: value for name, _, value in (each.partition("=") for each in options or ())},
     }
-    words = [str(recipe), "--data", data, "--run-dir", str(run_dir), *plugin_words()]
-    words += [*([] if init is None else ["--init", init]), *(overrides or [])]
-    text = batch_script(options, words, site)
+    words = [recipe, "--data", data, "--run-dir", run_dir, *plugin_words(), *start_words(start)]
+    text = batch_script(sbatch, [*map(str, words), *(overrides or [])], site)
     if not submit:
         sys.stdout.write(text)
         return

@@ -2,6 +2,7 @@
 
 import signal
 from collections import Counter
+from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
 from types import FrameType
@@ -11,7 +12,7 @@ import typer
 
 from sslpipe.cli.inputs import check_features, check_folder, open_data
 from sslpipe.cli.next_step import after_a_look, say_next
-from sslpipe.cli.options import NumWorkers, argument, documented, option
+from sslpipe.cli.options import NumWorkers, argument, command, option
 from sslpipe.cli.terminal import new_app, progress, report_bad, say_once, show, working
 from sslpipe.errors import DataError, UserError
 from sslpipe.portable import replacing, write_atomically
@@ -22,18 +23,43 @@ if TYPE_CHECKING:
 
 app = new_app(
     no_args_is_help=True,
-    help="Find duplicates, outliers, clusters and samples to label in a data set.",
-    epilog="Examples: sslpipe curate duplicates out/photos --out out/duplicates --split train | "
-    "sslpipe curate select train.safetensors --data out/photos --count 100 --out out/chosen",
+    help="Find duplicates, outliers, clusters and samples to label.",
+    examples=[
+        "sslpipe curate duplicates out/photos --out out/duplicates --split train",
+        "sslpipe curate select train.safetensors --data out/photos --count 100 --out out/chosen",
+    ],
 )
 
 TRIES = 4  # of k-means, for a map that is looked at
 
-Features = Annotated[
-    Path, argument("Features of one split, from `sslpipe embed`.", show_default=False)
-]
-Data = Annotated[str, option("The dataset.json that the file was embedded from.")]
-Folder = Annotated[Path, option("The folder to write into.", "--out")]
+Folder = Annotated[Path, option("The folder to write into.")]
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Features of a split, and the data set that they are of."""
+
+    features: Annotated[Path, argument("Features of one split, from `sslpipe embed`.")]
+    data: Annotated[str, option("The dataset.json that the file was embedded from.")]
+
+    def open(self, out: Path | None = None) -> tuple["Split", "Embeddings", dict[str, Any]]:
+        """Read them, their split, of whose images something is written to `out`, and their facts.
+
+        Raises: UserError where they do not fit, or OUT.
+        """
+        if out is not None:
+            check_folder(out)
+        check_features([self.features])
+        open_data(self.data)
+
+        from sslpipe.evaluation.embed import load_embeddings
+        from sslpipe.evaluation.features import split_of_file
+
+        rows, facts = load_embeddings(self.features)
+        split = split_of_file(self.data, self.features, rows, facts)
+        if out is not None:
+            split.index.check_files(split.name)
+        return split, rows, facts
 
 
 @app.callback()
@@ -47,15 +73,19 @@ def _group(context: typer.Context) -> None:
     context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
 
 
-@documented(
-    app, epilog="Example: sslpipe curate duplicates out/photos/dataset.json --out out/duplicates"
+@command(
+    app,
+    examples=["sslpipe curate duplicates out/photos/dataset.json --out out/duplicates"],
 )
 def duplicates(
     data: Annotated[str, argument("The data set's dataset.json or its folder.")],
     out: Folder,
-    split: list[str] | None = None,
-    column: bool = True,
-    num_workers: Annotated[int, option(min=0)] = 2,
+    split: Annotated[
+        list[str] | None,
+        option("Search this split; repeatable. Default: all.", metavar="SPLIT"),
+    ] = None,
+    column: Annotated[bool, option("Write the column duplicate_group beside the data set.")] = True,
+    num_workers: NumWorkers = 2,
 ) -> None:
     """Find near-duplicate images, inside a split and across splits.
 
@@ -64,11 +94,6 @@ def duplicates(
     Writes groups.csv (one row per sample of a group), doubt.png (look at it first), and the column
     duplicate_group, by which training can keep one of each group or avoid duplicates as negatives.
     The shards do not change; existing features and runs stay valid.
-
-    Args:
-        split: Search this split; repeatable. Default: all.
-        column: Write the column duplicate_group beside the data set.
-        num_workers: Threads that decode.
     """
     check_folder(out)
     names = split or list(open_data(data).manifest.splits)
@@ -118,28 +143,28 @@ def duplicates(
     after_a_look(data, *(["data.keep=duplicate_group first"] if column and count else []))
 
 
-@documented(
+@command(
     app,
-    epilog="Example: sslpipe curate neighbours train.safetensors --data out/photos/dataset.json",
+    examples=["sslpipe curate neighbours train.safetensors --data out/photos/dataset.json"],
 )
 def neighbours(
-    features: Features,
-    data: Data,
-    k: Annotated[int, option(min=1)] = 1,
-    power: Annotated[float, option(min=0, max=1)] = 0.0,
+    embedded: Embedded,
+    k: Annotated[
+        int, option("Nearest neighbours that count: each must be among the other's.", min=1)
+    ] = 1,
+    power: Annotated[
+        float,
+        option("Flatten the features' spectrum by this power first; 0: as they are.", min=0, max=1),
+    ] = 0.0,
 ) -> None:
-    """Pair samples that are each other's nearest neighbours, as positives of a training.
+    """Pair samples that are each other's nearest neighbours.
 
     Writes the column neighbour_group beside the data set: samples that share a number are mutual
     neighbours in the space of the features, which may be of any network, a join or a flattened
     export. Train with pairs.positive=neighbour_group. Shards, existing features and runs stay
     valid. Where samples have labels, they say how many pairs are right; no label makes a pair.
-
-    Args:
-        k: Nearest neighbours that count: each must be among the other's.
-        power: Flatten the features' spectrum by this power first; 0: as they are.
     """
-    split, rows, _ = _open(features, data)
+    split, rows, _ = embedded.open()
 
     from sslpipe.curate.groups import estimate_precision, mutual_groups
     from sslpipe.curate.results import check_place, write_column
@@ -152,7 +177,9 @@ def neighbours(
         groups = mutual_groups(fit_whitening(rows, FLOOR, power=power)(rows) if power else rows, k)
     paired = int((groups.group >= 0).sum())
     if not paired:
-        raise DataError(f"{features}: no two samples are each other's {k} nearest; raise --k")
+        raise DataError(
+            f"{embedded.features}: no two samples are each other's {k} nearest; raise --k"
+        )
     write_column(index.folder, NEIGHBOUR_COLUMN, {split.name: (rows.ids.numpy(), groups.group)})
     where = f"{NEIGHBOUR_COLUMN} of split {split.name} in {index.folder}"
     show(f"{where}: {paired:,} of {len(split):,} samples in {len(groups.sizes()):,} groups")
@@ -165,35 +192,33 @@ def neighbours(
             f"precision {share:.1f} % ({low:.1f} to {high:.1f}) of {found.pairs:,} pairs whose "
             f"images are both labelled; {100 * found.chance:.1f} % of pairs drawn by chance"
         )
-    after_a_look(data, f"pairs.positive={NEIGHBOUR_COLUMN}")
+    after_a_look(embedded.data, f"pairs.positive={NEIGHBOUR_COLUMN}")
 
 
-@documented(
+@command(
     app,
-    epilog="Example: sslpipe curate outliers train.safetensors --data out/photos "
-    "--out out/outliers",
+    examples=["sslpipe curate outliers train.safetensors --data out/photos --out out/outliers"],
 )
 def outliers(
-    features: Features,
-    data: Data,
+    embedded: Embedded,
     out: Folder,
-    k: Annotated[int, option(min=1)] = 10,
-    z: Annotated[float, option(min=0)] = 3.5,
-    tiny_px: Annotated[float | None, option(min=0)] = None,
+    k: Annotated[int, option("Number of nearest neighbours whose distance counts.", min=1)] = 10,
+    z: Annotated[
+        float, option("Robust standard deviations above the usual distance.", min=0)
+    ] = 3.5,
+    tiny_px: Annotated[
+        float | None,
+        option("Shorter side of a tiny image. Default: half of what the view resizes to.", min=0),
+    ] = None,
     num_workers: NumWorkers = 2,
 ) -> None:
-    """List samples that resemble no other, and images that are dark, blurred, tiny and so on.
+    """List images that resemble no other, are dark, blurred, tiny.
 
     Writes outliers.csv, a row for each sample and reason, with the value and its limit; and
     outliers.html, the images by reason. Nothing is removed: an outlier may be your most valuable
     image.
-
-    Args:
-        k: Number of nearest neighbours whose distance counts.
-        z: Robust standard deviations above the usual distance.
-        tiny_px: Shorter side of a tiny image. Default: half of what the view resizes to.
     """
-    split, rows, facts = _open(features, data, out)
+    split, rows, facts = embedded.open(out)
 
     from sslpipe.curate.outliers import Outlier, bad_pictures, far_from_all
     from sslpipe.curate.pages import outlier_page
@@ -205,7 +230,9 @@ def outliers(
     if tiny_px is None:
         view = facts.get("view")
         if not isinstance(view, dict) or not isinstance(view.get("resize_px"), int):
-            raise DataError(f"{features} does not say what its view resizes to; give --tiny-px")
+            raise DataError(
+                f"{embedded.features} does not say what its view resizes to; give --tiny-px"
+            )
         tiny_px = view["resize_px"] / 2
     with progress("read", len(split)) as advance:
         bad = bad_pictures(split, tiny_px=tiny_px, num_workers=num_workers, progress=advance)
@@ -222,24 +249,24 @@ def outliers(
     said = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
     show(f"{out}: of {len(split)} samples of {split.name}: {said}")
     words = ["--count", min(50, len(rows.ids)), "--out", out.with_name("clusters")]
-    say_next("curate", "clusters", features, "--data", data, *words)
+    say_next("curate", "clusters", embedded.features, "--data", embedded.data, *words)
 
 
-@app.command(
-    epilog="Example: sslpipe curate clusters train.safetensors --data out/photos --out out/clusters"
+@command(
+    app,
+    examples=["sslpipe curate clusters train.safetensors --data out/photos --out out/clusters"],
 )
 def clusters(
-    features: Features,
-    data: Data,
+    embedded: Embedded,
     out: Folder,
     count: Annotated[int, option("Number of clusters.", min=1)] = 50,
 ) -> None:
-    """Cluster a split by k-means: the kinds of images there are, and how many of each.
+    """Cluster a split by k-means: the kinds of images that it has.
 
     Writes clusters.csv, each sample with its cluster (0 is the largest) and the distance to its
     centre; and clusters.html, with a map and images of each cluster.
     """
-    split, rows, _ = _open(features, data, out)
+    split, rows, _ = embedded.open(out)
 
     from sslpipe.curate.clusters import cluster
     from sslpipe.curate.pages import cluster_page
@@ -262,23 +289,33 @@ def clusters(
     without = int((rows.labels < 0).sum())
     few = ["--count", min(100, without or len(rows.ids)), "--out", out.with_name("chosen")]
     few += ["--images", *([] if without else ["--ignore-labels"])]
-    say_next("curate", "select", features, "--data", data, *few)
+    say_next("curate", "select", embedded.features, "--data", embedded.data, *few)
 
 
-@documented(
+@command(
     app,
-    epilog="Examples: sslpipe curate select train.safetensors --data out/photos --count 100 "
-    "--images --out out/chosen | sslpipe curate select train.safetensors --data out/photos "
-    "--count 100 --labels out/chosen/chosen.csv --out out/next",
+    examples=[
+        "sslpipe curate select train.safetensors --data out/photos --count 100 --images --out "
+        "out/chosen",
+        "sslpipe curate select train.safetensors --data out/photos --count 100 --labels "
+        "out/chosen/chosen.csv --out out/next",
+    ],
 )
 def select(
-    features: Features,
-    data: Data,
+    embedded: Embedded,
     out: Folder,
-    count: Annotated[int, option(min=1)],
-    labels: Path | None = None,
-    ignore_labels: Annotated[bool, option("", "--ignore-labels")] = False,
-    images: bool = False,
+    count: Annotated[int, option("Number of samples to label.", min=1)],
+    labels: Annotated[
+        Path | None,
+        option(
+            "What is labelled already: a table with columns split, id and label, such as a "
+            "filled-in chosen.csv. Default: the data set's own labels."
+        ),
+    ] = None,
+    ignore_labels: Annotated[
+        bool, option("Choose as if the data set had no labels.", "--ignore-labels")
+    ] = False,
+    images: Annotated[bool, option("Also write the chosen images.", "--images")] = False,
 ) -> None:
     """Choose the unlabelled samples that are most worth labelling.
 
@@ -289,13 +326,6 @@ def select(
     Writes chosen.csv, in the order to label, with an empty column `label`; chosen.html, with the
     images; and with --images, images/ and the column `path`. Fill in the
     labels, then build a data set: `sslpipe shards build --source csv --csv chosen.csv`.
-
-    Args:
-        count: Number of samples to label.
-        labels: What is labelled already: a table with columns split, id and label, such as a
-            filled-in chosen.csv. Default: the data set's own labels.
-        ignore_labels: Choose as if the data set had no labels.
-        images: Also write the chosen images.
     """
     if ignore_labels and labels is not None:
         raise UserError("--ignore-labels does not go with --labels")
@@ -305,7 +335,7 @@ def select(
     path = out / "chosen.csv"
     if path.is_file() and any(row["label"] for row in read_table(path, ("label",))):
         raise DataError(f"{path} holds labels, which would be lost; name another --out")
-    split, rows, _ = _open(features, data, out)
+    split, rows, _ = embedded.open(out)
 
     import numpy as np
     import torch
@@ -352,26 +382,14 @@ def select(
         say_next("shards", "build", out / "shards", "--source", "csv", "--csv", path, when=when)
     else:
         words = ["--labels", path, "--out", out.with_name("next")]
-        say_next("curate", "select", features, "--data", data, "--count", count, *words, when=when)
-
-
-def _open(
-    features: Path, data: str, out: Path | None = None
-) -> tuple["Split", "Embeddings", dict[str, Any]]:
-    """Read features, their split, of whose images something is written to `out`, and their facts.
-
-    Raises: UserError where they do not fit, or OUT.
-    """
-    if out is not None:
-        check_folder(out)
-    check_features([features])
-    open_data(data)
-
-    from sslpipe.evaluation.embed import load_embeddings
-    from sslpipe.evaluation.features import split_of_file
-
-    rows, facts = load_embeddings(features)
-    split = split_of_file(data, features, rows, facts)
-    if out is not None:
-        split.index.check_files(split.name)
-    return split, rows, facts
+        say_next(
+            "curate",
+            "select",
+            embedded.features,
+            "--data",
+            embedded.data,
+            "--count",
+            count,
+            *words,
+            when=when,
+        )

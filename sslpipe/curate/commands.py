@@ -3,7 +3,7 @@
 COMMANDS = {
     "curate": (
         "sslpipe.curate.cli",
-        "Find duplicates, outliers, clusters and samples to label in a data set.",
+        "Find duplicates, outliers, clusters and samples to label.",
     ),
 }
 

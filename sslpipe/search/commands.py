@@ -3,15 +3,15 @@
 COMMANDS = {
     "choose": (
         "sslpipe.search.cli.choose",
-        "Rank pretrained weights on your images: sizes, joins and flattening.",
+        "Rank pretrained weights on your images, and joins of them.",
     ),
     "search": (
         "sslpipe.search.cli.search",
-        "Show the images nearest to an image, in what `embed` has written.",
+        "Show the images of a data set that are nearest to an image.",
     ),
     "browse": (
         "sslpipe.search.cli.search",
-        "Show the images of features on a map, in a page on this machine.",
+        "Show the images of features on a map, in a browser.",
     ),
     "gallery": (
         "sslpipe.search.cli.gallery",

@@ -13,7 +13,6 @@ from importlib.metadata import version
 
 import pytest
 import typer
-import typer.rich_utils
 
 import sslpipe.cli.app as program
 from sslpipe.__main__ import main
@@ -31,19 +30,18 @@ def programs():
             yield (name, inner), command.load(inner) if hasattr(command, "load") else subcommand
 
 
+NEXT = "\n\n\b\nNext: "
 EXAMPLES = [
-    example.split(" (")[0]
+    example.split("  # ")[0]
     for _, command in programs()
-    for example in re.sub(r"^Examples?:\s+", "", command.epilog.partition("\n\nNext: ")[0]).split(
-        "\n\n"
-    )
+    for example in re.findall(r"^  (\S.*)$", command.epilog.partition(NEXT)[0], re.MULTILINE)
 ]
 
 
 def test_every_command_ends_with_an_example_of_its_own_and_the_next_command():
     for words, command in programs():
-        examples, _, following = command.epilog.partition("\n\nNext: ")
-        assert " | " not in examples, "a reader would take it for a pipe"
+        examples, _, following = command.epilog.partition(NEXT)
+        assert examples.startswith(("\b\nExample:\n  ", "\b\nExamples:\n  "))  # no line is broken
         assert re.search(rf"sslpipe {words[0]} ", examples), words
         assert named_commands(following), words
         assert load_command(words[0]).epilog.count("Next: ") == 1  # however often it is loaded
@@ -86,7 +84,7 @@ def test_the_examples_of_the_help_are_command_lines_of_the_program(example):
 
 def test_no_markup_takes_letters_out_of_the_help(capsys, monkeypatch):
     """Neither HTML of Markdown, as in (?P<name>...), nor rich's brackets."""
-    monkeypatch.setattr(typer.rich_utils, "MAX_WIDTH", 1000)
+    monkeypatch.setenv("COLUMNS", "1000")
     seen = set()
     for words, command in programs():
         helps = [parameter.help for parameter in command.params if getattr(parameter, "help", "")]

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sslpipe.cli import options as opt
 from sslpipe.cli.inputs import check_folder, check_model, find_images, open_data
 from sslpipe.cli.next_step import new_run_dir, say_next
+from sslpipe.cli.options import SOURCES, Device, NumWorkers, argument, command, option
 from sslpipe.cli.terminal import (
     new_app,
     progress,
@@ -30,40 +30,42 @@ if TYPE_CHECKING:
 app = new_app()
 
 LABELLED = Path("recipes/metric/my_images_mobile.toml")
+BATCH_SIZE = 16  # images at a time: the candidates may be large
 SEED = 0  # of the halves of the classes, and of the images that are taken
 
 
-@opt.documented(
+@command(
     app,
-    epilog="Examples: sslpipe choose timm:resnet50 timm:vit_small_patch14_dinov2 --data "
-    "out/photos/dataset.json --out out/choice | sslpipe choose timm/resnet50@weights.pth "
-    "--px 128 --px 224 --data MY_PHOTOS --out out/choice (a folder of images, classes by folder)",
-)
-def main(
-    sources: Annotated[
-        list[str], opt.argument(f"Candidates: a run, {opt.SOURCES}.", metavar="SOURCE...")
+    examples=[
+        "sslpipe choose timm:resnet50 timm:vit_small_patch14_dinov2 --data out/photos/dataset.json "
+        "--out out/choice",
+        "sslpipe choose timm/resnet50@weights.pth --px 128 --px 224 --data MY_PHOTOS --out "
+        "out/choice  # a folder of images, classes by folder",
     ],
-    data: Annotated[str, opt.option()],
-    out: Annotated[Path, opt.option()],
-    split: str = "train",
-    px: list[int] | None = None,
-    most: Annotated[int, opt.option(min=20)] = 5000,
-    batch_size: opt.BatchSize = 16,
-    num_workers: opt.NumWorkers = 2,
-    device: opt.Device = "auto",
+)
+def choose_weights(
+    sources: Annotated[list[str], argument(f"Candidates: a run, {SOURCES}.", metavar="SOURCE...")],
+    data: Annotated[str, option("The data set's dataset.json, or a folder of images.")],
+    out: Annotated[Path, option("Folder for the page, the numbers and the kept features.")],
+    split: Annotated[str, option("The split to choose on; keep test for the end.")] = "train",
+    px: Annotated[
+        list[int] | None,
+        option(
+            "Side of the images, where SOURCE names none; repeatable. Default: the weights'.",
+            metavar="N",
+        ),
+    ] = None,
+    most: Annotated[int, option("Images to use at most, of each class alike.", min=20)] = 5000,
+    num_workers: NumWorkers = 2,
+    device: Device = "auto",
 ) -> None:
-    """Rank pretrained weights on your images: sizes, joins and flattening. Nothing is trained.
+    """Rank pretrained weights on your images, and joins of them.
+
+    Sizes and flattening are tried, too; nothing is trained.
 
     With labels of two images or more in each of four classes, half the classes choose and the
     others say what it is worth; without, candidates are ranked by how well they recognise an
     image's other corner. A candidate that fails is reported and skipped (exit status 2).
-
-    Args:
-        data: The data set's dataset.json, or a folder of images.
-        out: Folder for the page, the numbers and the kept features.
-        split: The split to choose on; keep test for the end.
-        px: Side of the images, where SOURCE names none; repeatable. Default: the weights'.
-        most: Images to use at most, of each class alike.
     """
     check_folder(out)
     failed: list[str] = []
@@ -91,7 +93,7 @@ def main(
     if len(ids) < len(rows):
         say(f"{len(ids):,} of {len(rows):,} images; --most takes more")
     lacking = why_unlabelled(rows.labels[ids])
-    options: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers}
+    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": num_workers}
     options |= {"device": target, "progress": progress, "say": say, "on_bad": report_bad}
     # features of each candidate, and of two corners of each image where labels cannot choose
     found: dict[str, Candidate] = {}

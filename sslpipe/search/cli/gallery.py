@@ -7,8 +7,8 @@ import typer
 
 from sslpipe.cli.inputs import check_model, find_images, find_named_images, images_of
 from sslpipe.cli.next_step import say_next
-from sslpipe.cli.options import SOURCES, Checkpoint, Device, Weights, argument, option
-from sslpipe.cli.terminal import load_model, new_app, progress, say, show
+from sslpipe.cli.options import Model, argument, command, option
+from sslpipe.cli.terminal import new_app, progress, say, show
 from sslpipe.errors import DataError, UserError, one_line
 
 if TYPE_CHECKING:
@@ -21,17 +21,17 @@ app = new_app(
     no_args_is_help=True,
     help="Enrol, identify and verify: who is in this picture? Adding or removing identities needs "
     "no training.",
-    epilog="Examples: sslpipe gallery enrol team.safetensors PHOTOS --model out/backbone "
-    "(PHOTOS/NAME/*.jpg) | sslpipe gallery calibrate team.safetensors STRANGERS --model "
-    "out/backbone --far 0.01 | sslpipe gallery identify team.safetensors new.jpg --model "
-    "out/backbone",
+    examples=[
+        "sslpipe gallery enrol team.safetensors PHOTOS --model out/backbone  # PHOTOS/NAME/*.jpg",
+        "sslpipe gallery calibrate team.safetensors STRANGERS --model out/backbone --far 0.01",
+        "sslpipe gallery identify team.safetensors new.jpg --model out/backbone",
+    ],
 )
 
 SAME = 1 - 1e-6  # the cosine of an image with itself, in batches of other sizes
 FLATTENED = "flattened"  # in a gallery's metadata: how, in words
 
 GalleryFile = Annotated[Path, argument("The gallery's file.", show_default=False)]
-Model = Annotated[Path, option(f"A run directory, {SOURCES}.")]
 Flatten = Annotated[
     bool | None,
     option(
@@ -44,27 +44,30 @@ Flatten = Annotated[
 Far = Annotated[float, option("Share of impostors that may pass.", min=0, max=1)]
 
 
-@app.command(epilog="Example: sslpipe gallery enrol team.safetensors PHOTOS --model out/backbone")
+@command(
+    app,
+    examples=["sslpipe gallery enrol team.safetensors PHOTOS --model out/backbone"],
+)
 def enrol(
     gallery: GalleryFile,
     folder: Annotated[Path, argument("One folder per name: FOLDER/NAME/*.jpg.")],
     model: Model,
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
     flatten: Flatten = None,
-    device: Device = "auto",
 ) -> None:
-    """Add every name in a folder of folders; names already enrolled get more images."""
-    check_model(model)
+    """Add every name in a folder of folders.
+
+    Names that are enrolled already get more images.
+    """
+    check_model(model.model)
     find_named_images(folder)
-    backbone = load_model(model, checkpoint, weights, device)
+    backbone = model.load()
     named = find_named_images(folder, backbone.image_type)
     book, names = _enrol(gallery, backbone, named, flatten)
     show(f"{gallery}: {len(names)} images of {len({*names})} names; {len(book)} names in all")
     if book.calibrated:
-        say_next("gallery", "identify", gallery, folder, "--model", model)
+        say_next("gallery", "identify", gallery, folder, "--model", model.model)
     else:
-        say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model)
+        say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model.model)
 
 
 def _enrol(
@@ -84,28 +87,36 @@ def _enrol(
     return book, names
 
 
-@app.command(
-    epilog='Example: sslpipe gallery add team.safetensors "Ada" ada/*.jpg --model out/backbone'
+@command(
+    app,
+    examples=[
+        'sslpipe gallery add team.safetensors "Ada" ada/*.jpg --model out/backbone',
+    ],
 )
 def add(
     gallery: GalleryFile,
     name: Annotated[str, argument("The person or product.")],
     images: Annotated[list[Path], argument("Its images.")],
     model: Model,
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
-    device: Device = "auto",
 ) -> None:
     """Add one name, or more images to one."""
-    check_model(model)
+    check_model(model.model)
     _check_images(images)
-    backbone = load_model(model, checkpoint, weights, device)
+    backbone = model.load()
     book, _ = _enrol(gallery, backbone, [(name, path) for path in images], None)
     show(f"{gallery}: {one_line(name)} has {len(book.embeddings(name))} images")
 
 
-@app.command(epilog='Example: sslpipe gallery remove team.safetensors "Ada"')
-def remove(gallery: GalleryFile, name: Annotated[str, argument("The name to remove.")]) -> None:
+@command(
+    app,
+    examples=[
+        'sslpipe gallery remove team.safetensors "Ada"',
+    ],
+)
+def remove(
+    gallery: GalleryFile,
+    name: Annotated[str, argument("The name to remove.")],
+) -> None:
     """Remove a name and its images."""
     book = _read(gallery)
     book.remove(name)
@@ -113,9 +124,15 @@ def remove(gallery: GalleryFile, name: Annotated[str, argument("The name to remo
     show(f"{gallery}: {one_line(name)} is gone; {len(book)} names are left")
 
 
-@app.command("list", epilog="Example: sslpipe gallery list team.safetensors")
-def list_names(gallery: GalleryFile) -> None:
-    """Print the names, the number of images of each, their form and the threshold."""
+@command(
+    app,
+    name="list",
+    examples=["sslpipe gallery list team.safetensors"],
+)
+def list_names(
+    gallery: GalleryFile,
+) -> None:
+    """Print the names, their numbers of images, and the threshold."""
     book = _read(gallery)
     for name in book.names:
         show(f"{len(book.embeddings(name)):6d}  {one_line(name)}")
@@ -124,24 +141,26 @@ def list_names(gallery: GalleryFile) -> None:
     show(f"threshold {threshold}")
 
 
-@app.command(
-    epilog="Example: sslpipe gallery calibrate team.safetensors STRANGERS --model out/backbone "
-    "--far 0.01"
+@command(
+    app,
+    examples=[
+        "sslpipe gallery calibrate team.safetensors STRANGERS --model out/backbone --far 0.01"
+    ],
 )
 def calibrate(
     gallery: GalleryFile,
     strangers: Annotated[Path, argument("A folder of images of nobody enrolled.")],
     model: Model,
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
     far: Far = 0.01,
-    device: Device = "auto",
 ) -> None:
-    """Set the threshold so that at most a share FAR of the strangers' images reaches it."""
-    check_model(model)
+    """Set the threshold by images of strangers.
+
+    At most a share FAR of them reaches it.
+    """
+    check_model(model.model)
     _check_there(gallery)
     find_images(strangers)
-    backbone = load_model(model, checkpoint, weights, device)
+    backbone = model.load()
     paths = find_images(strangers, backbone.image_type)
     book = _open(gallery, backbone)
     kept, embeddings = _embed(backbone, paths)
@@ -157,31 +176,30 @@ def calibrate(
     if len(embeddings) * far < 1:
         few = f"fewer than {1 / far:.0f} strangers say little about FAR {far:g}"
         say(f"{few}: the threshold lies just above the highest of them", "yellow")
-    say_next("gallery", "identify", gallery, strangers, "--model", model)
+    say_next("gallery", "identify", gallery, strangers, "--model", model.model)
 
 
-@app.command(
-    epilog="Example: sslpipe gallery identify team.safetensors new.jpg --model out/backbone"
+@command(
+    app,
+    examples=["sslpipe gallery identify team.safetensors new.jpg --model out/backbone"],
 )
 def identify(
     gallery: GalleryFile,
     images: Annotated[list[Path], argument("Images or folders of images.")],
     model: Model,
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
-    device: Device = "auto",
 ) -> None:
-    """Name each image: path, name or -, score; names below the threshold stand in brackets.
+    """Print path, name or -, and score of each image.
 
-    Until `calibrate` sets a threshold, every image gets the nearest name, and its line says so.
+    Names below the threshold stand in brackets. Until `calibrate` sets a threshold, every image
+    gets the nearest name, and its line says so.
     """
-    check_model(model)
+    check_model(model.model)
     _check_there(gallery)
     _check_images(images_of(images))
 
     from sslpipe.search.gallery import NO_THRESHOLD
 
-    backbone = load_model(model, checkpoint, weights, device)
+    backbone = model.load()
     paths = images_of(images, backbone.image_type)
     book = _open(gallery, backbone)
     kept, embeddings = _embed(backbone, paths)
@@ -195,41 +213,41 @@ def identify(
             print(f"{path}\t{name}\t{match.score:.4f}{unsure}")
     if not book.calibrated:
         say(NO_THRESHOLD, "yellow")
-        say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model)
+        say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model.model)
 
 
-@app.command("verify", epilog="Example: sslpipe gallery verify a.jpg b.jpg --model out/backbone")
+@command(
+    app,
+    name="verify",
+    examples=["sslpipe gallery verify a.jpg b.jpg --model out/backbone"],
+)
 def verify_command(
-    first: Annotated[Path, argument("An image.")],
-    second: Annotated[Path, argument("Another one.")],
+    images: Annotated[tuple[Path, Path], argument("Two images.", metavar="IMAGE")],
     model: Model,
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
     threshold: Annotated[float | None, option("Accept scores from here on.")] = None,
     pairs: Annotated[
         Path | None, option("Or set it from --far and this folder, with one folder per name.")
     ] = None,
     far: Far = 0.001,
-    device: Device = "auto",
 ) -> None:
     """Say whether two images show one identity. Exit status 0: yes, 1: no."""
     if (threshold is None) == (pairs is None):
         raise UserError("give --threshold, or --pairs FOLDER to set one by")
-    check_model(model)
-    _check_images([first, second])
+    check_model(model.model)
+    _check_images([*images])
     if pairs is not None:
         find_named_images(pairs)
 
     from sslpipe.search.gallery import different_pairs, threshold_at, verify
 
-    backbone = load_model(model, checkpoint, weights, device)
+    backbone = model.load()
     if threshold is None:
         assert pairs is not None
         named = find_named_images(pairs, backbone.image_type)
         kept, embeddings = _embed(backbone, [path for _, path in named])
         labels = _numbered([named[k][0] for k in kept])
         threshold = threshold_at(different_pairs(embeddings, labels), far)
-    kept, two = _embed(backbone, [first, second])
+    kept, two = _embed(backbone, [*images])
     if len(kept) < 2:
         raise UserError("both images must be readable")
     same, score = verify(two[0], two[1], threshold)

@@ -7,51 +7,48 @@ from typing import Annotated
 import typer
 
 from sslpipe.cli import inputs
-from sslpipe.cli import options as opt
-from sslpipe.cli.terminal import load_model, new_app, say
+from sslpipe.cli.options import Data, Model, argument, command, option
+from sslpipe.cli.terminal import new_app, say
 from sslpipe.errors import UserError, one_line
 from sslpipe.portable import write_atomically
 
 app = new_app()
 
 
-@opt.documented(
+@command(
     app,
-    epilog="Examples: sslpipe search out/all.safetensors query.jpg --model out/backbone --data "
-    "out/photos/dataset.json | sslpipe search shoes.safetensors,bags.safetensors QUERIES --model "
-    'out/backbone --data out/shoes --data out/bags --where "vendor = A" --out found.html',
+    examples=[
+        "sslpipe search out/all.safetensors query.jpg --model out/backbone --data "
+        "out/photos/dataset.json",
+        "sslpipe search shoes.safetensors,bags.safetensors QUERIES --model out/backbone --data "
+        "out/shoes --data out/bags --where 'vendor = A' --out found.html",
+    ],
 )
 def search(
-    features: str,
-    images: list[Path],
-    model: Annotated[Path, opt.option(f"What made the features: a run, {opt.SOURCES}.")],
+    features: Annotated[str, argument("A file of `sslpipe embed`, or several joined by commas.")],
+    images: Annotated[list[Path], argument("Images to search for, or folders of images.")],
+    *,
+    model: Model,
     data: Annotated[
         list[str],
-        opt.option("The data set of the features, of all files, or one --data a file.", "--data"),
+        option("The data set of the features, of all files, or one --data a file.", metavar="DATA"),
     ],
-    top: Annotated[int, opt.option(min=1)] = 10,
-    where: str = "",
-    flatten: bool = True,
-    as_json: Annotated[bool, opt.option("Print JSON instead of lines.", "--json")] = False,
-    out: Path | None = None,
-    checkpoint: opt.Checkpoint = None,
-    weights: opt.Weights = None,
-    device: opt.Device = "auto",
+    top: Annotated[int, option("Images to show for each query.", min=1)] = 10,
+    where: Annotated[
+        str, option('Search only among these, by their columns: "vendor = A and year >= 2024".')
+    ] = "",
+    flatten: Annotated[
+        bool, option("Flatten the features' spectrum, as `sslpipe whiten` does.")
+    ] = True,
+    as_json: Annotated[bool, option("Print JSON instead of lines.", "--json")] = False,
+    out: Annotated[Path | None, option("Write a page of thumbnails, such as found.html.")] = None,
 ) -> None:
-    """Show the images nearest to an image, in what `embed` has written.
+    """Show the images of a data set that are nearest to an image.
 
     A line each: query, place, score, sample, name, class. The search is exact. The features file is
     the index: embed new images as a data set of their own, and name both files.
-
-    Args:
-        features: A file of `sslpipe embed`, or several joined by commas.
-        images: Images to search for, or folders of images.
-        top: Images to show for each query.
-        where: Search only among these, by their columns: "vendor = A and year >= 2024".
-        flatten: Flatten the features' spectrum, as `sslpipe whiten` does.
-        out: Write a page of thumbnails, such as found.html.
     """
-    inputs.check_model(model)
+    inputs.check_model(model.model)
     whole = Path(features).exists()  # a name may have a comma
     files = [Path(each.strip()) for each in ([features] if whole else features.split(","))]
     inputs.check_features(files)
@@ -68,7 +65,7 @@ def search(
     search = ImageSearch(*zip(files, places, strict=True), flatten=flatten)
     undo = "; --no-flatten: as they are" * (search.flattening is not None)
     say(f"features {search.form}{undo}")
-    backbone = load_model(model, checkpoint, weights, device)
+    backbone = model.load()
     backbone, _ = backbone.matched(search.splits[0])  # their range
     search.check_network(backbone.network_facts)
     queries = inputs.images_of(images, backbone.image_type)
@@ -102,25 +99,25 @@ def search(
         say(f"{out}: open it in a browser")
 
 
-@opt.documented(
+@command(
     app,
-    epilog="Example: sslpipe browse runs/photos --data out/photos --out photos.parquet",
+    examples=["sslpipe browse runs/photos --data out/photos --out photos.parquet"],
 )
 def browse(
-    features: Path,
-    data: opt.Data,
-    flatten: bool = True,
-    out: Annotated[Path, opt.option("Write the map here.")] = Path("map.parquet"),
+    features: Annotated[
+        Path, argument("A run (the test images of its suite), or a file of `sslpipe embed`.")
+    ],
+    data: Data,
+    flatten: Annotated[
+        bool, option("Flatten the features' spectrum, as `sslpipe search` does.")
+    ] = True,
+    out: Annotated[Path, option("Write the map here.")] = Path("map.parquet"),
 ) -> None:
-    """Show the images of features on a map, in a page on this machine.
+    """Show the images of features on a map, in a browser.
 
     Writes one parquet file with thumbnails, exact neighbours, places by UMAP and the columns of the
     data, and starts embedding-atlas on it, with the command that it prints. Needs the extra
     `browse`.
-
-    Args:
-        features: A run (the test images of its suite), or a file of `sslpipe embed`.
-        flatten: Flatten the features' spectrum, as `sslpipe search` does.
     """
     if features.is_dir():
         run = features
