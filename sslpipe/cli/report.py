@@ -26,7 +26,7 @@ app = new_app()
     ],
 )
 def report(
-    run_dirs: Annotated[list[Path], argument("A run directory, or several.", metavar="RUN...")],
+    run_dirs: Annotated[list[Path], argument("A run directory, or several.", metavar="RUN")],
     data: Annotated[
         str | None, option("The dataset.json that was evaluated, to show its images.")
     ] = None,

@@ -1,12 +1,10 @@
 """`sslpipe shards`: images -> webdataset shards with an index, and a look at them."""
 
-import os
 import sys
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -30,9 +28,7 @@ from sslpipe.errors import DataError, one_line
 from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
-    from sslpipe.data.index import Manifest
-    from sslpipe.sharding.build import Built
-    from sslpipe.sharding.report import Report
+    pass
 
 app = new_app(
     help="Convert images to webdataset shards with an index (dataset.json and offsets).",
@@ -190,7 +186,7 @@ def index(
     from sslpipe.sharding.arrays import parse_channels, parse_range
     from sslpipe.sharding.gather import parse_columns, parse_pattern
     from sslpipe.sharding.index import check_columns, gather_tars, index_folder
-        from sslpipe.sharding.sources import SourceOptions, class_names
+    from sslpipe.sharding.sources import SourceOptions, class_names
 
     if out is None and len(folders) > 1:
         raise DataError("several folders become one data set in a folder that --out names")

@@ -79,7 +79,7 @@ def build(
     ] = 0.0,
     writing: Writing,
 ) -> None:
-    """Write shards of images that are not 8-bit RGB, or of tiles of scenes.
+    """Write shards of images of any channels, or of tiles of scenes.
 
     Reads TIFF, 16-bit PNG, .npy, .npz, DICOM and NIfTI, and pictures. If it is interrupted, run it
     again to resume.

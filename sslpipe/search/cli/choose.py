@@ -44,7 +44,7 @@ SEED = 0  # of the halves of the classes, and of the images that are taken
     ],
 )
 def choose_weights(
-    sources: Annotated[list[str], argument(f"Candidates: a run, {SOURCES}.", metavar="SOURCE...")],
+    sources: Annotated[list[str], argument(f"Candidates: a run, {SOURCES}.", metavar="SOURCE")],
     data: Annotated[str, option("The data set's dataset.json, or a folder of images.")],
     out: Annotated[Path, option("Folder for the page, the numbers and the kept features.")],
     split: Annotated[str, option("The split to choose on; keep test for the end.")] = "train",
