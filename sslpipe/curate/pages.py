@@ -31,7 +31,7 @@ def outlier_page(split: Split, outliers: Sequence[Outlier]) -> str:
     pictures = thumbnails(split, shown)
     sections = {
         reason[0].upper() + reason[1:]: render(
-            "curated.outliers",
+            "sslpipe.curate/curated.outliers",
             own=own,
             most=MOST_SHOWN,
             total=len(split),
@@ -95,7 +95,7 @@ def cluster_page(split: Split, rows: Embeddings, clusters: Clusters, seed: int =
     )
     sections = {
         "Map": Markup("<div class='maps pixels'>{}</div>").format(chart),
-        "Clusters": render("curated.clusters", clusters=table, pictures=pictures),
+        "Clusters": render("sslpipe.curate/curated.clusters", clusters=table, pictures=pictures),
     }
     return command_page("curate", f"Clusters of {split.name}", text, sections)
 
@@ -105,5 +105,7 @@ def chosen_page(split: Split, captions: Mapping[int, str]) -> str:
     shown = dict(list(captions.items())[: 10 * MOST_SHOWN])
     more = f" The first {len(shown):,} are shown." if len(shown) < len(captions) else ""
     text = f"{len(captions):,} of {len(split):,} samples to label.{more}"
-    sheet = render("curated.contacts", captions=shown, pictures=thumbnails(split, shown))
+    sheet = render(
+        "sslpipe.curate/curated.contacts", captions=shown, pictures=thumbnails(split, shown)
+    )
     return command_page("curate", f"Samples of {split.name} to label", text, {"Chosen": sheet})

@@ -1,4 +1,6 @@
-"""Templates of the report: one HTML file that fetches nothing; all text is escaped by Jinja.
+"""Pages: one template and one style for all; a file fetches nothing; Jinja escapes all text.
+
+A satellite's own macros stand in its folder `templates`, and are named "PACKAGE/FILE.MACRO".
 
 Charts are Vega-Lite specifications. Of the libraries that draw in one file without a network,
 Plotly is 1 MB in its smallest build and has no pictures on hover, Bokeh 1 MB without intervals on
@@ -16,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from sslpipe.evaluation.result import caveats
@@ -33,7 +35,10 @@ NAMES = {"ssl": "this run", **BASELINES}
 
 
 def render(name: str, /, **values: Any) -> Markup:
-    """Render a macro, "FILE.MACRO" or one of parts.html; what is no Markup is escaped."""
+    """Render a macro: of parts.html, "FILE.MACRO", or a satellite's "PACKAGE/FILE.MACRO".
+
+    What is no Markup is escaped.
+    """
     file, _, macro = name.rpartition(".")
     template = _TEMPLATES.get_template(f"{file or 'parts'}.html")
     return Markup(getattr(template.module, macro)(**values))
@@ -134,8 +139,15 @@ def _dumped(tree: object) -> Markup:
     return Markup(text)
 
 
+def _template(name: str) -> str:
+    """Read templates/FILE of a package, "PACKAGE/FILE"; without one, of this package."""
+    package, _, file = name.rpartition("/")
+    folder = resources.files(package or "sslpipe.report") / "templates"
+    return (folder / file).read_text(encoding="utf-8")
+
+
 _TEMPLATES = Environment(
-    loader=PackageLoader("sslpipe.report"),
+    loader=FunctionLoader(_template),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

@@ -217,7 +217,13 @@ def feature_table(
 ) -> Markup:
     """Tabulate features by columns, under `titles` where given; a clear best is marked."""
     winners = {column: clear_best(lines, column) for column in columns}
-    return render("results.feature_table", lines=lines, winners=winners, titles=titles or {})
+    return render(
+        "results.feature_table",
+        heads=["features", *((titles or {}).get(column, column) for column in winners)],
+        lines=lines,
+        winners=winners,
+        kind="results more" if titles else "results",
+    )
 
 
 def task_tables(evaluation: Tree) -> Markup:

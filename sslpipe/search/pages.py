@@ -23,9 +23,6 @@ from sslpipe.search.choose import Ranked, best_forms, best_single, side_by_side
 from sslpipe.search.images import Hit, ImageSearch
 
 CANVAS_PX = 256  # of a query, before it is a thumbnail
-MOST_SHOWN = 100  # pictures of a reason; the table has them all
-SHOWN_CLUSTERS = 100  # largest ones with a row of pictures
-MEMBERS = 8  # pictures of a cluster: the one nearest to its centre, then members at random
 Candidates = Mapping[str, Candidate]
 COSTS = ("ms an image", "MB", "numbers")
 QUERIES = 8
@@ -60,9 +57,8 @@ def search_page(
         ]
         rows.append(((shortest_uri(image), query.name), cells))
     text = f"Of {len(index):,}; the number is the cosine."
-    return command_page(
-        "search", "Nearest images", text, {"Found": render("search.found", rows=rows)}
-    )
+    sheet = render("sslpipe.search/search.found", rows=rows)
+    return command_page("search", "Nearest images", text, {"Found": sheet})
 
 
 def _costs(row: Ranked, found: Candidates) -> tuple[str, str, str]:
@@ -169,7 +165,7 @@ def choice_page(
     wanted = {near for rows in found for row in rows for near, *_ in row.near}
     pictures = thumbnails(split, wanted | {row.id for row in found[0]})
     neighbours = render(
-        "choice.neighbours",
+        "sslpipe.search/choice.neighbours",
         each_query=list(zip(*found, strict=True)),
         pictures=(pictures, pictures),
         names=split.index.manifest.classes,
@@ -177,7 +173,7 @@ def choice_page(
     )
     sections = {
         "Ranking": render(
-            "choice.ranking",
+            "sslpipe.search/choice.ranking",
             sentences=sentences[1:],
             heads=heads,
             rows=[cells[place] for place in best],
