@@ -3,7 +3,7 @@
 RUN/init is such a folder, too. `load` adds projector and whitening, `write` proves other formats.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import nn
+from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import ExportError, UserError, WeightsError, one_line
 from sslpipe.export.saved import Config, HubConfig, SavedBackbone
 from sslpipe.files import Tree, read_json, write_json
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.limits import TooLarge, check_side, sketch, within_memory
 from sslpipe.models.state import float32_by_default, module_sha256
 from sslpipe.portable import memory_is_short, sha256_lines, sha256_of
@@ -49,7 +49,7 @@ def read_folder(path: Path) -> SavedBackbone:
                 f"{backbone.num_features}"
             )
         tensors = load_file(path / "model.safetensors")
-        (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
+        backbone.load_state_dict(_named(tensors, backbone) if bare else tensors, strict=True)
         view = EvalView.from_config(config.view)
         check_side(f"{path}/config.json", view.resize_px)
         for what, makes, sees in (
@@ -63,6 +63,15 @@ def read_folder(path: Path) -> SavedBackbone:
                 )
     check_weights(path, backbone, config.weights_sha256)
     return SavedBackbone(backbone, view, config)
+
+
+def _named(tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tensor]:
+    """Rename what timm names: the layer behind the network's own is the embedding."""
+    own = backbone.network.state_dict()
+    return {
+        f"network.{key}" if key in own else f"embedding.{key.rpartition('.')[2]}": tensor
+        for key, tensor in tensors.items()
+    }
 
 
 def _read_config(file: Path) -> tuple[Config, bool]:
@@ -155,12 +164,12 @@ def _check_sums(folder: Path) -> None:
 def write_folder(model: SavedBackbone, folder: Path) -> Path:
     """Write config.json and the weights into a folder; return the weights' file."""
     write_json(folder / "config.json", model.config)
-    return write_tensors(model.backbone, folder / "model.safetensors")
+    return write_tensors(model.backbone.state_dict(), folder / "model.safetensors")
 
 
-def write_tensors(module: nn.Module, path: Path) -> Path:
-    """Write a module's tensors; return the file."""
-    tensors = {key: t.contiguous().clone() for key, t in module.state_dict().items()}
+def write_tensors(state: Mapping[str, Tensor], path: Path) -> Path:
+    """Write a state dict; return the file."""
+    tensors = {key: tensor.contiguous().clone() for key, tensor in state.items()}
     # bytes: save_file gives a file that only its owner may read
     path.write_bytes(save(tensors, metadata={"format": "pt"}))
     return path

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from sslpipe.export.folder import SSLPIPE_KEY, write_folder, write_tensors
 from sslpipe.export.model import FrozenBackbone
@@ -40,11 +41,14 @@ def _write_safetensors(model: FrozenBackbone, folder: Path) -> Path:
 
 def _write_projector(model: FrozenBackbone, folder: Path) -> None:
     if model.projector is not None:
-        write_tensors(model.projector, folder / "projector.safetensors")
+        write_tensors(model.projector.state_dict(), folder / "projector.safetensors")
 
 
-def _extra_layers(model: FrozenBackbone, theirs: str) -> str | None:
-    """Name what a backbone has that its library's network has not, if any."""
+def _extra_layers(model: FrozenBackbone, theirs: str, *, head: bool = False) -> str | None:
+    """Name what a backbone has that its library's network has not, if any.
+
+    `head`: that network may end with a linear layer, and who uses it normalises.
+    """
     own = model.backbone
     taken = model.image_type
     pool = own.pool
@@ -52,8 +56,8 @@ def _extra_layers(model: FrozenBackbone, theirs: str) -> str | None:
     layer = f"it has an embedding layer of {model.num_features} behind the network's features"
     extra = (
         (not taken.is_rgb8, f"it takes images of {taken}, and {theirs} 8-bit RGB"),
-        (own.embedding is not None, layer),
-        (own.normalize, "its features are normalised to length 1"),
+        (own.embedding is not None and not (head and isinstance(own.embedding, nn.Linear)), layer),
+        (own.normalize and not head, "its features are normalised to length 1"),
         (pool != "avg", f"it has backbone.pool = {pool!r}, and that library averages"),
         (stem not in (None, "imagenet"), f"its small-image stem {stem!r} is none of {theirs}"),
     )
@@ -78,13 +82,13 @@ def _refuses_torchvision(model: FrozenBackbone) -> str | None:
 def _write_torchvision(model: FrozenBackbone, folder: Path) -> Path:
     path = folder / "torchvision" / f"{model.config.backbone.kind.partition('/')[2]}.safetensors"
     path.parent.mkdir()
-    return write_tensors(model.backbone.network, path)
+    return write_tensors(model.backbone.network.state_dict(), path)
 
 
 def _refuses_timm(model: FrozenBackbone) -> str | None:
     kind = model.config.backbone.kind
     family, _, architecture = kind.partition("/")
-    if (extra := _extra_layers(model, f"timm's {architecture}")) is not None:
+    if (extra := _extra_layers(model, f"timm's {architecture}", head=True)) is not None:
         return extra
     # by name: to import torchvision takes a second, and who has such a network has imported it
     bases = {f"{each.__module__}.{each.__name__}" for each in type(model.backbone.network).__mro__}
@@ -98,6 +102,9 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
     family, _, architecture = model.config.backbone.kind.partition("/")
     view = model.view.config()
     network = model.backbone.network
+    embedding = model.backbone.embedding
+    head_width = embedding.out_features if isinstance(embedding, nn.Linear) else 0
+    pooled_width = embedding.in_features if isinstance(embedding, nn.Linear) else model.num_features
     arguments: dict[str, Any] = {}
     layers: dict[str, Any] = {"first_conv": "conv1", "classifier": "fc", "pool_size": None}
     fixed_size = False
@@ -114,11 +121,11 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
             arguments.setdefault("img_size", model.config.crop_px)
     return {
         "architecture": architecture,
-        "num_classes": 0,
-        "num_features": model.num_features,
+        "num_classes": head_width,
+        "num_features": pooled_width,
         "pretrained_cfg": {
             "tag": "sslpipe",
-            "num_classes": 0,
+            "num_classes": head_width,
             "input_size": [3, view["crop_px"], view["crop_px"]],
             "fixed_input_size": fixed_size,
             "interpolation": view.get("interpolation", "bilinear"),
@@ -136,9 +143,13 @@ def _write_hub_folder(model: FrozenBackbone, folder: Path, by_timm: bool) -> Pat
     """Write weights, with timm's keys where it can load them, and a config.json for both."""
     folder.mkdir()
     _write_projector(model, folder)
-    network = model.backbone.network if by_timm else model.backbone
-    write_tensors(network, folder / "model.safetensors")
     timm_config = _timm_config(model) if by_timm else {}
+    state = (model.backbone.network if by_timm else model.backbone).state_dict()
+    if by_timm and model.backbone.embedding is not None:  # the classifier's layer
+        name = timm_config["pretrained_cfg"]["classifier"]
+        own = model.backbone.embedding.state_dict()
+        state |= {f"{name}.{key}": tensor for key, tensor in own.items()}
+    write_tensors(state, folder / "model.safetensors")
     tree = {**timm_config, SSLPIPE_KEY: model.config.model_dump(mode="json")}
     write_json(folder / "config.json", tree)
     return folder

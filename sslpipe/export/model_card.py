@@ -39,6 +39,10 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         "uint8 RGB": "uint8 RGB" if image.is_rgb8 else f"{image.dtype} of its channels",
         "(B, 3,": f"(B, {channels},",
     }
+    if backbone.get("normalize"):
+        words["# images -> features"] = (
+            "# images -> features; torch.nn.functional.normalize is yours"
+        )
     usage = dict(usage)
     for name in usage:
         for word, meant in words.items():

@@ -11,6 +11,7 @@ import onnx
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -60,7 +61,10 @@ VIT = "timm/vit_tiny_patch16_224"
     [
         ("small_resnet", {"pool": "gem"}, ["torchvision", "timm"], False),
         ("timm/resnet10t", {}, ["torchvision"], False),
-        ("timm/resnet10t", {"embedding_dim": 6, "normalize": True}, ["torchvision", "timm"], False),
+        ("timm/resnet10t", {"embedding_dim": 6, "normalize": True}, ["torchvision"], False),
+        ("timm/resnet10t", {"normalize": True}, ["torchvision"], False),
+        ("torchvision/resnet18", {"embedding_dim": 6, "stem": "imagenet"}, ["torchvision"], False),
+        (VIT, {"depth": 1, "embedding_dim": 6}, ["torchvision"], False),
         pytest.param(
             *("timm/resnet10t", {"embedding_dim": 6, "embedding_taps": ["layer2"]}),
             *(["torchvision", "timm"], True),
@@ -88,6 +92,8 @@ def test_all_is_every_format_that_can_hold_the_backbone_and_each_gives_its_featu
         for name in written:
             for network in read(name, tmp_path / "out"):
                 actual = network(images)
+                if arguments.get("normalize") and name in ("timm", "hf"):  # left to the user
+                    actual = F.normalize(actual, dim=1)
                 error = float((actual - expected).abs().max() / expected.abs().max())
                 assert error <= TOLERANCE, (name, error)
     for name in {"safetensors", "timm", "hf"} & set(written):
@@ -362,3 +368,18 @@ def test_weights_of_another_program_are_exported_on_with_all_that_is_known_of_th
     crop_px = original.view.crop_px
     assert stated["input_size"] == [3, crop_px, crop_px]
     assert stated["mean"] == pytest.approx(original.view.mean.tolist())
+
+
+def test_the_hubs_folder_loads_by_transformers_with_the_embedding_as_its_logits(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    plain = trained("timm/resnet10t")
+    export_model(plain, tmp_path / "plain", ["hf"])
+    network = transformers.AutoModel.from_pretrained(tmp_path / "plain" / "hf").eval()
+    tuned = trained("timm/resnet10t", embedding_dim=6, normalize=True)
+    export_model(tuned, tmp_path / "tuned", ["hf"])
+    by_classes = transformers.AutoModelForImageClassification
+    head = by_classes.from_pretrained(tmp_path / "tuned" / "hf").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(network(images).pooler_output, plain(images))
+        torch.testing.assert_close(F.normalize(head(images).logits, dim=1), tuned(images))
