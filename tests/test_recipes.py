@@ -11,8 +11,9 @@ import torch
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.export.model import freeze
-from sslpipe.metric_learning.build import build_task, with_backbone
 from sslpipe.metric_learning.heads import HEADS
+from sslpipe.metric_learning.parts import build_task
+from sslpipe.metric_learning.plan import with_backbone
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.optim import lr_at, rate_warning

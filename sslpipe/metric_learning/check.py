@@ -11,7 +11,8 @@ from sslpipe.check.result import (
     straddle_warning,
     warmup_warning,
 )
-from sslpipe.metric_learning.build import Finetuning, freeze_and_group
+from sslpipe.metric_learning.parts import freeze_and_group
+from sslpipe.metric_learning.plan import Finetuning
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups
 from sslpipe.run.launch import check_precision, training_device

@@ -9,8 +9,8 @@ from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
-from sslpipe.metric_learning.build import Finetuning
 from sslpipe.metric_learning.check import check_finetuning
+from sslpipe.metric_learning.plan import Finetuning
 from sslpipe.recipe import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset

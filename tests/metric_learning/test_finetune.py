@@ -15,7 +15,9 @@ from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.export.write import export_backbone
 from sslpipe.metric_learning import neighbours
-from sslpipe.metric_learning.build import build_task, untrained_ids, validation_ids, with_backbone
+from sslpipe.metric_learning.classes import untrained_ids, validation_ids
+from sslpipe.metric_learning.parts import build_task
+from sslpipe.metric_learning.plan import with_backbone
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.tuning import block_names
 from sslpipe.recipe import load_recipe

@@ -11,7 +11,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.metric_learning import sampling
-from sslpipe.metric_learning.build import class_numbers
+from sslpipe.metric_learning.classes import class_numbers
 from sslpipe.metric_learning.neighbours import ClassNeighbours
 from sslpipe.metric_learning.sampling import MOST_PASSES, ClassBuffer, PKOrder, pk_batches
 from sslpipe.recipe.base import RunConfig

@@ -1,0 +1,224 @@
+"""What a fine-tuning trains: backbone, losses, miner and queue; built from the recipe."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sslpipe.augment.two_views import Views
+from sslpipe.errors import RecipeError
+from sslpipe.export.saved import SavedBackbone
+from sslpipe.metric_learning import METRIC_LOSSES
+from sslpipe.metric_learning.heads import HEADS
+from sslpipe.metric_learning.model import EmbeddingQueue, MetricTask
+from sslpipe.metric_learning.neighbours import ClassNeighbours
+from sslpipe.metric_learning.recipe import FinetuneRecipe
+from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.models.limits import within_memory
+from sslpipe.models.momentum import averaged
+from sslpipe.models.transfer import copy_weights
+from sslpipe.models.tuning import (
+    freeze_layers,
+    learning_rate_scale,
+    pretrained_groups,
+)
+from sslpipe.optim import parameter_groups
+from sslpipe.registry.schema import refusals
+from sslpipe.run.plan import TrainingParts
+
+
+@dataclass(frozen=True)
+class FinetuningParts(TrainingParts):
+    """What a plan builds, on the CPU, from recipe.seed; tests hand in their own.
+
+    Attributes:
+        augment: Makes the views of a batch, recipe.views of each image.
+        model: Backbone, losses, miner and queue.
+        neighbours: The table of near classes, with sampler.neighbours.
+    """
+
+    augment: Views
+    model: MetricTask
+    neighbours: ClassNeighbours | None = None
+
+    @property
+    def encoder(self) -> Backbone:
+        """What takes views alone."""
+        return self.model.backbone
+
+    def moved(
+        self, model: MetricTask, device: torch.device, dtype: torch.dtype
+    ) -> "FinetuningParts":
+        """Return the parts on a device, with this model, which is there already."""
+        near = self.neighbours
+        return FinetuningParts(
+            augment=self.augment.to(device),
+            model=model,
+            neighbours=None if near is None else near.to(device, dtype),
+        )
+
+    def first_frozen(self) -> list[nn.Module]:
+        """Return the networks that tune.projector_first_steps keeps out of training."""
+        return [self.model.backbone.network]
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint holds beside the optimizer; `model` is what an export takes."""
+        task = self.model
+        exported = nn.ModuleDict({"backbone": task.backbone})
+        if task.ema is not None:
+            exported["ema"] = task.ema
+        saved: dict[str, nn.Module] = {"model": exported, "losses": task.losses}
+        if task.miner is not None:
+            saved["miner"] = task.miner
+        if task.queue is not None:
+            saved["queue"] = task.queue
+        if self.neighbours is not None:
+            saved["neighbours"] = self.neighbours
+        return saved
+
+    def guarded(self) -> list[nn.Module]:
+        """Return the module whose buffers a non-finite step must not change.
+
+        The neighbours follow only steps that were taken.
+        """
+        return [self.model]
+
+
+def build_task(
+    recipe: FinetuneRecipe, crop_px: int, init_from: SavedBackbone | None, num_classes: int
+) -> MetricTask:
+    """Build backbone, losses, miner and queue; random weights are drawn from recipe.seed.
+
+    Raises:
+        RecipeError: A rule of TASK_REFUSALS applies, or a part refuses its settings.
+    """
+    assert recipe.backbone is not None
+    for rule in TASK_REFUSALS:
+        for reason in rule(recipe, num_classes):
+            raise RecipeError(reason)
+    torch.manual_seed(recipe.seed)
+    with within_memory("[backbone]"):
+        backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+    if init_from is not None:
+        copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
+    dim = backbone.num_features
+    terms = [("loss", recipe.loss)]
+    terms += [(f"also.{n}.loss", term.loss) for n, term in enumerate(recipe.also)]
+    losses = []
+    for section, settings in terms:
+        with within_memory("[loss]"), refusals(section, settings.kind):
+            losses.append(settings.build(num_classes=num_classes, dim=dim))
+    miner = None
+    if recipe.miner is not None:
+        with refusals("miner", recipe.miner.kind):
+            miner = recipe.miner.build()
+    with within_memory("[queue]"):
+        queue = None if recipe.queue is None else EmbeddingQueue(recipe.queue.size, dim)
+    weights = [1.0, *(term.weight for term in recipe.also)]
+    task = MetricTask(backbone, losses, weights, miner, queue)
+    task.ema = averaged(backbone) if recipe.optim.ema else None
+    return task
+
+
+def one_class(recipe: FinetuneRecipe, num_classes: int) -> Iterator[str]:
+    """Refuse a run on a single class: nothing is ever compared with another one."""
+    if num_classes < 2:
+        yield (
+            f"sampler.classes_per_batch = {recipe.sampler.classes_per_batch}: there is one class "
+            "to train on, so that no image has a negative; train on two classes or more, or lower "
+            "data.validation_classes"
+        )
+
+
+def batches_of_one_class(recipe: FinetuneRecipe, num_classes: int) -> Iterator[str]:
+    """Refuse batches of one class with a loss that compares their rows.
+
+    Heads compare with the weights of all classes, a queue brings rows of earlier batches.
+    """
+    sampler = recipe.sampler
+    queue = recipe.queue
+    if sampler.classes_per_batch > 1 or sampler.random_images:
+        return
+    if queue is not None and queue.start_step == 0:
+        return
+    for loss in (recipe.loss, *(term.loss for term in recipe.also)):
+        if loss.kind in METRIC_LOSSES and loss.kind != "pml":  # it may have weights of classes
+            yield (
+                f"sampler.classes_per_batch = 1: loss.kind = {loss.kind!r} then has no "
+                "negatives; use 2 or more, or set sampler.random_images"
+            )
+
+
+def branches_without_a_share(recipe: FinetuneRecipe, num_classes: int) -> Iterator[str]:
+    """Refuse loss.shares that are not one for each branch of the embedding."""
+    branches = len(recipe.embedding.taps) + 1
+    for loss in (recipe.loss, *(term.loss for term in recipe.also)):
+        shares = getattr(loss, "shares", ())  # of "hdc"
+        if branches > 1 and shares and len(shares) != branches:
+            yield (
+                f"embedding.taps makes {branches} branches, and loss.shares = {list(shares)} are "
+                f"of {len(shares)}; give a share for each branch"
+            )
+
+
+def head_with_a_miner_or_a_queue(recipe: FinetuneRecipe, num_classes: int) -> Iterator[str]:
+    """Refuse [miner] and [queue] beside a head alone, which has no pairs."""
+    for key, part in (("miner", recipe.miner), ("queue", recipe.queue)):
+        if part is not None and recipe.loss.kind in HEADS and not recipe.also:
+            yield (
+                f"loss.kind = {recipe.loss.kind!r} compares rows with weights, so [{key}] has "
+                "nothing to do; leave it out"
+            )
+
+
+TASK_REFUSALS = (
+    one_class,
+    batches_of_one_class,
+    branches_without_a_share,
+    head_with_a_miner_or_a_queue,
+)
+
+
+def class_neighbours(
+    recipe: FinetuneRecipe, task: MetricTask, num_classes: int
+) -> ClassNeighbours | None:
+    """Return the table of near classes that the order reads, with sampler.neighbours; else None."""
+    if not recipe.sampler.neighbours:
+        return None
+    return ClassNeighbours(
+        num_classes=num_classes,
+        dim=task.backbone.num_features,
+        size=recipe.sampler.classes_per_batch,
+    )
+
+
+def freeze_and_group(task: MetricTask, recipe: FinetuneRecipe) -> list[dict[str, Any]]:
+    """Take what [tune] freezes out of training, in place; the groups are those of the rest."""
+    tune = recipe.tune
+    freeze_layers(
+        task.backbone,
+        frozen=tune.backbone == "frozen",
+        last_blocks=tune.last_blocks,
+        batchnorm=tune.batchnorm == "frozen",
+    )
+    behind = nn.ModuleList(filter(None, (task.backbone.embedding, *task.losses)))
+    if tune.projector_first_steps and not any(p.requires_grad for p in behind.parameters()):
+        raise RecipeError(
+            f"tune.projector_first_steps = {tune.projector_first_steps} trains nothing: there is "
+            "no embedding.dim, and the loss has no weights of its own; leave it out"
+        )
+    if not any(p.requires_grad for p in task.parameters()):
+        raise RecipeError(
+            "nothing is trained: tune.backbone = 'frozen', no embedding.dim, and a loss without "
+            "weights of its own; set embedding.dim"
+        )
+    scale = learning_rate_scale(
+        task.backbone,
+        backbone_lr=tune.backbone_lr,
+        layer_decay=tune.layer_decay,
+        loss_lr=tune.loss_lr,
+        by_library=tune.layer_decay_by == "library",
+    )
+    return parameter_groups(task, recipe.optim, scale, **pretrained_groups(tune))

@@ -1,0 +1,333 @@
+"""A fine-tuning's plan: all that is known of it before its first step.
+
+As `sslpipe.plan` for pretraining: `Finetuning.make` resolves, the rules below refuse and remark.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.augment.two_views import build_augment
+from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.order import ORDER_VERSION, with_a_partner
+from sslpipe.data.reader import Reader
+from sslpipe.distributed import Rank
+from sslpipe.errors import RecipeError
+from sslpipe.evaluation.monitor import retrieval_monitor
+from sslpipe.export.saved import SavedBackbone
+from sslpipe.export.start import Start, with_init
+from sslpipe.metric_learning.classes import (
+    HeldOut,
+    Integers,
+    bank_ids,
+    held_out,
+    labelled_split,
+    trained_labels,
+    untrained_ids,
+    watched_ids,
+)
+from sslpipe.metric_learning.parts import (
+    FinetuningParts,
+    build_task,
+    class_neighbours,
+    freeze_and_group,
+)
+from sslpipe.metric_learning.recipe import FinetuneRecipe
+from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
+from sslpipe.models.backbones import stem_warning
+from sslpipe.models.tuning import (
+    tune_warnings,
+)
+from sslpipe.optim import rate_warning
+from sslpipe.recipe.base import Component
+from sslpipe.run.best import can_choose, nothing_to_choose_by
+from sslpipe.run.health import Alarms
+from sslpipe.run.plan import Plan, judge
+
+ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
+ALARM_REMEDY = (
+    "Lower optim.peak_lr (and tune.loss_lr, of proxies), lengthen optim.warmup_steps, or use "
+    "another loss.kind: sup_con with temperature = 0.1 learns from many shapes of labels"
+)
+
+
+@dataclass(frozen=True)
+class Finetuning(Plan[FinetuningParts]):
+    """The plan of a fine-tuning: a value; it opens no device and writes nothing.
+
+    Attributes:
+        recipe: Resolved: backbone with its embedding layer, hashes, number of steps.
+        index: The data set, of the channels that are read.
+        split: What is trained on; its labels number the classes, or those of sampler.column.
+        order: Which samples come in which batch.
+        start: The weights it starts from.
+        held_out: What is held out from training.
+        watched: Sorted ids of the held-out samples that are scored during the run.
+        bank: Ids of trained ones that they search, too; None: they search each other.
+        not_used: What of the given recipe the weights replace, as a sentence; None: nothing.
+    """
+
+    order_version: ClassVar[int] = ORDER_AND_PK_VERSION
+
+    recipe: FinetuneRecipe
+    index: DatasetIndex
+    split: Split
+    order: PKOrder
+    start: Start
+    held_out: HeldOut
+    watched: Integers
+    bank: Integers | None
+    not_used: str | None
+
+    @classmethod
+    def make(
+        cls,
+        recipe: FinetuneRecipe,
+        index: DatasetIndex,
+        named: SavedBackbone | None = None,
+        run_dir: Path | None = None,
+    ) -> "Finetuning":
+        """Plan a fine-tuning; see `sslpipe.plan.Pretraining.make`."""
+        index = index.with_channels(recipe.data.channels)
+        split, names = labelled_split(recipe, index)
+        index.check_files(split.name)
+        order = plan_batches(recipe, index)
+        start = Start.find(named, index, run_dir)
+        not_used = start.remark(recipe)
+        recipe = with_backbone(recipe, start.weights, index).resolved(order.steps_per_epoch)
+        held = held_out(recipe, split, names)
+        watched = watched_ids(held.ids)
+        recipe = recipe.with_watch(can_choose(split.labels_of(watched), views=False))
+        return cls(
+            recipe=recipe,
+            index=index,
+            split=split,
+            order=order,
+            start=start,
+            held_out=held,
+            watched=watched,
+            bank=None if held.whole_classes else bank_ids(order),
+            not_used=not_used,
+        )
+
+    def build(self, *, compiled: bool = True) -> FinetuningParts:
+        """Build the parts, the same on every rank; see `sslpipe.plan.Pretraining.build`."""
+        compiled = compiled and self.recipe.run.compile != "off"
+        augment = build_augment(self.recipe, self.index, compiled=compiled)
+        augment.specs = augment.specs[: self.recipe.views]  # type: ignore[assignment]
+        classes = len(self.order.classes)
+        task = build_task(self.recipe, augment.crop_px, self.start.weights, classes)
+        return FinetuningParts(augment, task, class_neighbours(self.recipe, task, classes))
+
+    def remarks(self, parts: FinetuningParts) -> list[str]:
+        """List what a user should know before the first step. Raises: RecipeError: refused."""
+        return judge(self, parts, refusals=REFUSALS, remarks=REMARKS)
+
+    def groups(self, parts: FinetuningParts) -> list[dict[str, Any]]:
+        """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
+        return freeze_and_group(parts.model, self.recipe)
+
+    def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
+        """Return the integers that decide dropout and the like."""
+        return (self.recipe.seed, step, rank)
+
+    def score(
+        self,
+        backbone: nn.Module,
+        view: EvalView,
+        *,
+        reader: Reader,
+        process: Rank,
+        device: torch.device,
+    ) -> dict[str, float]:
+        """Score the held-out samples by `retrieval_monitor`. Collective."""
+        return retrieval_monitor(
+            backbone,
+            view,
+            self.split,
+            self.watched,
+            process,
+            bank=self.bank,
+            canvas_px=self.recipe.data.canvas_px,
+            num_workers=self.recipe.run.num_workers,
+            device=device,
+            reader=reader,
+        )
+
+    def alarms(self, parts: FinetuningParts) -> Alarms:
+        """Return what reads the numbers of each log line."""
+        return Alarms(
+            self.recipe.total_steps,
+            most_rank=self.recipe.sampler.classes_per_batch / 2,
+            grows="queue_rows" if self.recipe.queue is not None else "",
+            remedy=ALARM_REMEDY,
+        )
+
+    def metadata(self, view: EvalView) -> dict[str, Any]:
+        """Return what is stored beside each checkpoint: the classes trained on, and the start."""
+        return {"classes": trained_labels(self.order, self.split), **self.start.metadata(view)}
+
+    def describe(self) -> str:
+        """Return how many images of how many classes are trained on, and from which weights."""
+        order = self.order
+        start = self.start.describe(self.recipe.tune) or "; random weights"
+        return (
+            f"{order.samples} images of {len(order.classes)} classes, {order.steps_per_epoch} "
+            f"steps an epoch of {order.batch_size} images{start}"
+        )
+
+
+def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
+    """Plan the batches of a run: the split without its validation classes."""
+    split = labelled_split(recipe, index)[0]
+    sampler = recipe.sampler
+    order = PKOrder(
+        split,
+        seed=recipe.seed,
+        classes_per_batch=sampler.classes_per_batch,
+        images_per_class=sampler.images_per_class,
+        random_images=sampler.random_images,
+        neighbours=sampler.neighbours,
+        buffer=sampler.buffer,
+        num_streams=sampler.num_streams,
+        window=sampler.shuffle_window,
+        without=untrained_ids(recipe, index),
+    )
+    if sampler.neighbours and order.steps_per_epoch < recipe.run.prefetch:
+        raise RecipeError(
+            f"sampler.neighbours plans an epoch ahead, and run.prefetch = {recipe.run.prefetch} "
+            f"reads farther: an epoch has {order.steps_per_epoch} steps; use at most so many"
+        )
+    return order
+
+
+def with_backbone(
+    recipe: FinetuneRecipe,
+    init_from: SavedBackbone | None,
+    index: DatasetIndex | None = None,
+) -> FinetuneRecipe:
+    """Return the recipe with its backbone and the embedding layer in one component.
+
+    Args:
+        recipe: With or without a [backbone].
+        init_from: The weights that it starts from, whose kind and arguments then count.
+        index: As in `with_init`.
+
+    Raises:
+        RecipeError: No backbone at all, or the recipe names another one.
+    """
+    recipe = with_init(recipe, init_from, index)
+    assert recipe.backbone is not None
+    tree = recipe.backbone.model_dump()
+    tree.pop("embedding_dim", None)
+    if recipe.embedding.dim is not None:
+        tree["embedding_dim"] = recipe.embedding.dim
+    tree.pop("embedding_taps", None)
+    if recipe.embedding.taps:
+        tree["embedding_taps"] = list(recipe.embedding.taps)
+    tree["normalize"] = recipe.embedding.normalize
+    return recipe.model_copy(update={"backbone": Component.model_validate(tree)})
+
+
+# why a plan cannot be carried out
+
+
+def nothing_chooses_the_best(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
+    """Refuse a run.keep or run.patience that no evaluation of the run could decide."""
+    labels = plan.split.labels_of(plan.held_out.ids)
+    remedy = "raise data.validation_classes"
+    yield from nothing_to_choose_by(plan.recipe.run, labels, views=False, remedy=remedy)
+
+
+REFUSALS = (nothing_chooses_the_best,)
+
+
+# what a user should know
+
+
+def backbone_is_slowed(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
+    """Mention settings of [tune] that leave nothing to the backbone."""
+    yield from tune_warnings(plan.recipe)
+
+
+def stem_does_not_fit(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
+    """Mention a backbone.stem that is for images of another size."""
+    assert plan.recipe.backbone is not None
+    if text := stem_warning(plan.recipe.backbone, parts.augment.crop_px):
+        yield text
+
+
+def rate_is_unusual(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
+    """Mention a learning rate far above what is usual."""
+    if text := rate_warning(plan.recipe.optim, plan.recipe.sampler.batch_size):
+        yield text
+
+
+def small_classes_are_skipped(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
+    """Mention classes with too few images for a batch."""
+    order = plan.order
+    if order.small_classes:
+        yield (
+            f"{order.small_classes} classes have fewer than sampler.images_per_class = "
+            f"{order.images_per_class} images and are skipped"
+        )
+
+
+def much_is_unused(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
+    """Mention that an epoch leaves many images out."""
+    order = plan.order
+    if order.used < 0.8 * order.samples:
+        larger = f"raise sampler.buffer = {order.buffer}, or " if order.dropped else ""
+        yield (
+            f"an epoch uses {order.used} of {order.samples} images ({order.dropped} had to leave "
+            f"the buffer): {larger}lower sampler.classes_per_batch to use more"
+        )
+
+
+def groups_are_held_out_too(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
+    """Mention samples that are not trained on as their groups are held out."""
+    data = plan.recipe.data
+    if more := len(untrained_ids(plan.recipe, plan.index)) - len(plan.held_out.ids):
+        yield (
+            f"{more:,} samples of other classes share {data.holdout_by} with the validation "
+            "classes and are not trained on"
+        )
+
+
+def nothing_is_validated(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
+    """Mention that nothing is held out, or nothing that can be scored."""
+    chosen = plan.recipe.data.validation_classes
+    labels = plan.split.labels_of(plan.held_out.ids)
+    if not len(labels):
+        yield (
+            f"data.validation_classes = {chosen!r} holds nothing out: nothing says if training "
+            "makes the weights worse, and its last ones are taken"
+        )
+    elif plan.recipe.run.monitor_steps and not with_a_partner(labels):
+        yield (
+            "run.monitor_steps is set, but each validation class has one image: no validation; "
+            "raise data.validation_classes"
+        )
+
+
+def weights_replace_the_backbone(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
+    """Mention what of the given [backbone] is not used."""
+    if plan.not_used:
+        yield plan.not_used
+
+
+REMARKS = (
+    backbone_is_slowed,
+    stem_does_not_fit,
+    rate_is_unusual,
+    small_classes_are_skipped,
+    much_is_unused,
+    groups_are_held_out_too,
+    nothing_is_validated,
+    weights_replace_the_backbone,
+)
