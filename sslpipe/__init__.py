@@ -74,12 +74,10 @@ def __getattr__(name: str) -> Any:
 
 def _homes() -> dict[str, str]:
     """Return the public names, those of satellites too, with the modules that have them."""
-    from sslpipe.satellites import offered
+    from sslpipe.satellites import gather
 
-    homes = {name: f"sslpipe.{module}" for name, module in _HOMES.items()}
-    for satellite in offered("names"):
-        homes |= satellite.NAMES
-    return homes
+    own = {name: f"sslpipe.{module}" for name, module in _HOMES.items()}
+    return gather("names", "NAMES", own)
 
 
 def _version() -> str:

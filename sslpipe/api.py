@@ -136,7 +136,7 @@ def make_plan(
     run_dir: Path | None = None,
 ) -> Plan[Any]:
     """Make the plan of a run of any kind: see `sslpipe.plan.Pretraining.make`."""
-    if isinstance(recipe, Recipe):
+    if type(recipe) is Recipe:
         return Pretraining.make(recipe, index, named, run_dir)
     return kind_of(recipe).make(recipe, index, named, run_dir)
 

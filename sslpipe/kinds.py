@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sslpipe.errors import RecipeError
+from sslpipe.registry.plugins import remember_version
 from sslpipe.run.plan import Plan
-from sslpipe.satellites import offered
+from sslpipe.satellites import entry_of, offered
 
 
 class RunKind(NamedTuple):
@@ -27,8 +28,10 @@ def kind_of(recipe: object) -> RunKind:
         for of_recipe, kind in satellite.RUNS.items():
             if isinstance(recipe, of_recipe):
                 known: RunKind = kind
+                if (entry := entry_of(satellite)) is not None:  # its code decides the weights
+                    remember_version(entry)
                 return known
     raise RecipeError(
-        f"this installation cannot run a {type(recipe).__name__}: no folder of sslpipe brings it; "
-        "install sslpipe as a whole"
+        f"this installation cannot run a {type(recipe).__name__}: nothing brings it; "
+        "install sslpipe as a whole, or the package that does"
     )

@@ -15,7 +15,7 @@ from sslpipe.cli.terminal import LazyGroup, new_app, say
 from sslpipe.errors import UserError
 from sslpipe.portable import explain_file_error, explain_lack_of_memory, file_error
 from sslpipe.run.console import GONE, lasting_streams
-from sslpipe.satellites import offered
+from sslpipe.satellites import gather
 
 # name -> (module of cli with `app`, first line of its help). The line stands here, too, so that
 # `sslpipe --help` imports none of the modules. Satellites add theirs.
@@ -33,9 +33,11 @@ _CORE = {
     "report": ("report", "Show a run, or several side by side, in one HTML file."),
     "export": ("export", "Export the backbone; each format is verified in a clean process."),
 }
-COMMANDS = {name: (f"sslpipe.cli.{module}", text) for name, (module, text) in _CORE.items()}
-for _satellite in offered("commands"):
-    COMMANDS |= _satellite.COMMANDS
+COMMANDS: dict[str, tuple[str, str]] = gather(
+    "commands",
+    "COMMANDS",
+    {name: (f"sslpipe.cli.{module}", text) for name, (module, text) in _CORE.items()},
+)
 
 
 def load_command(name: str) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sslpipe.cli.options import Start
 from sslpipe.cli.terminal import list_examples, say_once
 from sslpipe.run.console import LastingStream
-from sslpipe.satellites import offered
+from sslpipe.satellites import gather
 
 if TYPE_CHECKING:
     from sslpipe.data.index import DatasetIndex
@@ -47,7 +47,7 @@ What a setting of a recipe means: sslpipe check --explain KEY."""
 
 # command -> what is typed after it; a sub-command without a row has that of its group; satellites
 # add theirs
-NEXT = {
+_CORE = {
     "shards": _CHECK,
     "shards build": f"sslpipe shards show DIR --out samples.png, then {_CHECK}",
     "shards verify": "sslpipe shards build DIR --root IMAGES --skip-bad --overwrite",
@@ -63,8 +63,7 @@ NEXT = {
     "report": "sslpipe export RUN --out FOLDER",
     "export": "sslpipe gallery enrol GALLERY.safetensors PHOTOS --model FOLDER",
 }
-for _satellite in offered("commands"):
-    NEXT |= _satellite.NEXT
+NEXT: dict[str, str] = gather("commands", "NEXT", _CORE)
 
 
 def add_next(name: str, command: Any) -> None:

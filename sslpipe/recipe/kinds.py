@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.satellites import offered
+from sslpipe.satellites import gather
 
 
 class RecipeKind(NamedTuple):
@@ -52,7 +52,4 @@ def is_finetune(tree: Mapping[str, Any]) -> bool:
 
 def _brought() -> dict[str, RecipeKind]:
     """Return the kinds that satellites bring, by name."""
-    kinds: dict[str, RecipeKind] = {}
-    for satellite in offered("recipes"):
-        kinds |= satellite.RECIPES
-    return kinds
+    return gather("recipes", "RECIPES", {})
