@@ -26,6 +26,7 @@ from sslpipe.recipe.base import Component
 from sslpipe.registry import build
 from sslpipe.registry.schema import settings_class
 from sslpipe.run.trackers import TRACKERS
+from sslpipe.satellites import NEEDED
 from sslpipe.sharding import SOURCES
 from sslpipe.sharding.sources import SourceOptions
 from tests.helpers.dataset import picture, png
@@ -141,8 +142,9 @@ def test_backbone_source_evaluation_and_tracker_work(tmp_path, capsys):
 
 
 def test_the_entry_points_are_those_of_a_package_that_a_test_installs():
-    (tree,) = map(tomllib.loads, blocks("toml"))
-    shown = tree["project"]["entry-points"]
+    trees = (tomllib.loads(text)["project"]["entry-points"] for text in blocks("toml"))
+    shown, of_satellites = trees
+    assert {*of_satellites} <= {f"sslpipe.{name}" for name in NEEDED}
     path = ROOT / "tests" / "helpers" / "plugin_package" / "pyproject.toml"
     installed = tomllib.loads(path.read_text())["project"]["entry-points"]
     assert {*shown} == {"sslpipe.augmentations", *(table.group for table in TABLES)}

@@ -27,9 +27,9 @@ ROWS = (
     ("losses", "models", "optim"),
     ("data",),
     ("recipe",),
-    ("registry", "distributed", "random"),
+    ("registry", "distributed", "random", "satellites"),
     ("files",),
-    ("errors", "faults", "portable", "precision", "satellites"),
+    ("errors", "faults", "portable", "precision"),
 )
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}
 
