@@ -1,5 +1,6 @@
 """`sslpipe evaluate`: a subcommand for each entry of EVALS, and `suite` for all."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -145,8 +146,9 @@ def suite(
     not_measured: list[str] = []
     with work.stoppable(out):
         # what can be refused, before anything is embedded
-        given = index.split("train"), index.split(split)
-        for each in given:
+        rows = index.split("train")
+        queries = index.split(split)
+        for each in (rows, queries):
             index.check_files(each.name)
             check_labelled(each.name, each.labels)
         backbone = load_model(model, run.checkpoint, run.weights)
@@ -154,16 +156,20 @@ def suite(
             against or [], model, backbone, {"ssl", *BASELINES}
         )
         starts = [other.name for other in others if other.is_start]
-        backbone, (train, test) = backbone.matched(*given)
+        backbone, (train, test) = backbone.matched(rows, queries)
         splits = (train, test)
         # features, the most wanted first: what is interrupted has these
         by_turn = sorted(others, key=lambda other: not other.is_start)
         metadata = {"seed": SEED, **work.model_metadata(backbone, splits, by_turn)}
         sets = work.embed_model(
-            Path(model), backbone, splits, by_turn,
-            untrained_seed=SEED if baselines else None, left_out=not_measured,
-            batch_size=embedding.batch_size, num_workers=embedding.num_workers, device=target,
-        )  # fmt: skip
+            Path(model),
+            backbone,
+            splits,
+            by_turn,
+            embedding=replace(embedding, device=target),
+            untrained_seed=SEED if baselines else None,
+            left_out=not_measured,
+        )
         leaks = work.find_leaks(splits, sets, embedding.num_workers) if leakage else None
         if not baselines:
             del sets["pixels"]

@@ -7,12 +7,9 @@ what is piped stays as it is, and comes from the first process alone.
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sslpipe.cli.options import Start
 from sslpipe.cli.terminal import list_examples, say_once
 from sslpipe.run.console import LastingStream
 from sslpipe.satellites import gather
@@ -110,19 +107,6 @@ def after_a_look(data: str | Path, *overrides: str) -> None:
     if ADAPTING.is_file():
         start = ("sslpipe", "check", ADAPTING, "--init", "timm/NAME@WEIGHTS.pth")
         say_next_program(*start, *words, title="Or, from pretrained weights")
-
-
-def start_words(start: Start) -> list[str]:
-    """Return the words --init SOURCE --checkpoint NAME --weights KIND, those that were given."""
-    given = {name: value for name, value in asdict(start).items() if value}
-    return [word for name, value in given.items() for word in (f"--{name}", value)]
-
-
-def training(
-    recipe: Path, overrides: Sequence[str] | None, data: str, start: Start
-) -> list[object]:
-    """Return what `check`, `preview` and `train` share of their words."""
-    return [recipe, *(overrides or []), "--data", data, *start_words(start)]
 
 
 def new_run_dir(name: str) -> Path:

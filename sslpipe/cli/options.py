@@ -102,19 +102,6 @@ SOURCES = (  # for the help of a MODEL
     "hf-hub:OWNER/NAME; SOURCE@128 for images of 128 px, A+B for both side by side"
 )
 
-RecipePath = Annotated[
-    Path, argument("A recipe (TOML), such as recipes/my_images_small.toml in the repository.")
-]
-RecipeOrRun = Annotated[
-    Path, argument("A recipe (TOML), or a run, for the recipe it was trained with.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    argument(
-        "Settings that replace the recipe's, such as data.batch_size=512.",
-        metavar="SECTION.KEY=VALUE",
-    ),
-]
 Data = Annotated[str, option("The data set's dataset.json: a path or a URL.")]
 Checkpoint = Annotated[
     str | None,
@@ -150,9 +137,23 @@ class RunWeights:
 
 
 @dataclass(frozen=True)
-class Start:
-    """The weights that a training starts from."""
+class Training:
+    """A recipe, and the weights that its training starts from."""
 
+    recipe: Annotated[
+        Path,
+        argument(
+            "A recipe (TOML), such as recipes/my_images_small.toml in the repository; for check "
+            "and preview also a run, for the recipe it was trained with."
+        ),
+    ]
+    overrides: Annotated[
+        list[str] | None,
+        argument(
+            "Settings that replace the recipe's, such as data.batch_size=512.",
+            metavar="SECTION.KEY=VALUE",
+        ),
+    ] = None
     init: Annotated[
         str | None,
         option(
@@ -164,6 +165,17 @@ class Start:
     ] = None
     checkpoint: Checkpoint = None
     weights: Weights = None
+
+    @property
+    def start(self) -> dict[str, str]:
+        """Those of --init, --checkpoint and --weights that are given, by their names."""
+        start = {"init": self.init, "checkpoint": self.checkpoint, "weights": self.weights}
+        return {name: value for name, value in start.items() if value is not None}
+
+    def words(self, data: str) -> list[str]:
+        """Return the words that say the same of another command, with a data set."""
+        start = [word for name, value in self.start.items() for word in (f"--{name}", value)]
+        return [str(self.recipe), *(self.overrides or []), "--data", data, *start]
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,23 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 import typer
 from rich.table import Table
 from rich.text import Text
+from torch import nn
 
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.cli.options import Embedding
 from sslpipe.cli.terminal import percent, progress, report_bad, say, show, text_table
 from sslpipe.data.index import Split
+from sslpipe.data.reader import OnBad
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, embed_to_file
 from sslpipe.evaluation.features import (
@@ -300,35 +304,85 @@ def embed_model(
     backbone: FrozenBackbone,
     splits: tuple[Split, Split],
     others: Sequence[Other],
+    *,
+    embedding: Embedding,
     untrained_seed: int | None,
     left_out: list[str],
-    **options: Any,
 ) -> Sets:
     """Embed both splits by a model; what it has to beat and other networks when their turn comes.
 
     Without a seed there is no baseline of random weights. `left_out` gets a sentence on pixels that
-    are too many. options: batch_size, num_workers and device of `embed`.
+    are too many. The device of `embedding` is torch's.
     """
     config = backbone.config
-    options |= {"on_bad": report_bad}
-    kept = {each.name: _kept_features(model, backbone, each, **options) for each in splits}
+    kept = {each.name: _kept_features(model, backbone, each, embedding) for each in splits}
     saved = {name: rows for name, rows in kept.items() if rows is not None}
-    own: dict[str, Any] = {"view": backbone.view, "canvas_px": backbone.view.canvas_px, **options}
-    own |= {"splits": splits, "progress": progress}
     names = ("ssl", *BASELINES, *(other.name for other in others))
     known_as = own_name(config.facts, names)
-    sets: Sets = {"ssl": embed_pair(known_as, backbone.backbone, saved=saved, **own)}
+    sets: Sets = {
+        "ssl": _embed_both(
+            known_as,
+            backbone.backbone,
+            view=backbone.view,
+            splits=splits,
+            embedding=embedding,
+            on_bad=report_bad,
+            saved=saved,
+        )
+    }
     for other in others:  # each is embedded when its turn comes
-        sets[other.name] = partial(embed_other, other, splits, **options)
+        sets[other.name] = partial(embed_other, other, splits, embedding)
     if untrained_seed is not None:
-        untrained = random_backbone(config.backbone, config.crop_px, untrained_seed)
-        sets["random"] = partial(embed_pair, "random", untrained, **own)
-    sets["pixels"] = partial(embed_pixels, **own, left_out=left_out)
+        sets["random"] = partial(
+            _embed_both,
+            "random",
+            random_backbone(config.backbone, config.crop_px, untrained_seed),
+            view=backbone.view,
+            splits=splits,
+            embedding=embedding,
+            on_bad=report_bad,
+        )
+    sets["pixels"] = partial(
+        embed_pixels,
+        view=backbone.view,
+        splits=splits,
+        left_out=left_out,
+        canvas_px=backbone.view.canvas_px,
+        batch_size=embedding.batch_size,
+        num_workers=embedding.num_workers,
+        device=embedding.device,
+    )
     return sets
 
 
+def _embed_both(
+    name: str,
+    network: nn.Module,
+    *,
+    view: EvalView,
+    splits: tuple[Split, Split],
+    embedding: Embedding,
+    on_bad: OnBad,
+    saved: Mapping[str, Embeddings] = MappingProxyType({}),
+) -> Pair:
+    """Embed train and test by a network; `saved` has features by split that are known."""
+    return embed_pair(
+        name,
+        network,
+        view=view,
+        splits=splits,
+        saved=saved,
+        progress=progress,
+        canvas_px=view.canvas_px,
+        batch_size=embedding.batch_size,
+        num_workers=embedding.num_workers,
+        device=embedding.device,
+        on_bad=on_bad,
+    )
+
+
 def _kept_features(
-    model: Path, backbone: FrozenBackbone, split: Split, **options: Any
+    model: Path, backbone: FrozenBackbone, split: Split, embedding: Embedding
 ) -> Embeddings | None:
     """Read RUN/features/SPLIT where it is just what would be embedded now; None where it is not.
 
@@ -344,13 +398,16 @@ def _kept_features(
         (model / "features").mkdir(exist_ok=True)
         embed_to_file(
             file,
-            backbone.backbone.to(options["device"]),
+            backbone.backbone.to(embedding.device),
             backbone.view,
             split,
             facts,
             canvas_px=canvas_px,
             bar=partial(progress, f"embed {split.name}"),
-            **options,
+            batch_size=embedding.batch_size,
+            num_workers=embedding.num_workers,
+            device=embedding.device,
+            on_bad=report_bad,
         )
     rows = saved_embeddings(file, {**facts, "canvas_px": canvas_px}, split)
     if rows is not None:
@@ -380,13 +437,18 @@ def model_metadata(
     }
 
 
-def embed_other(other: Other, splits: tuple[Split, Split], **options: Any) -> Pair:
+def embed_other(other: Other, splits: tuple[Split, Split], embedding: Embedding) -> Pair:
     """Embed train and test by another network, through its own view."""
-    options["on_bad"] = lambda bad: None  # reported with the first features
-    model, (train, test) = other.backbone.matched(*splits)
-    own: dict[str, Any] = {"view": model.view, "canvas_px": model.view.canvas_px, **options}
-    own |= {"splits": (train, test), "progress": progress}
-    return embed_pair(other.name, model.backbone, **own)
+    train, test = splits
+    model, (own_train, own_test) = other.backbone.matched(train, test)
+    return _embed_both(
+        other.name,
+        model.backbone,
+        view=model.view,
+        splits=(own_train, own_test),
+        embedding=embedding,
+        on_bad=lambda bad: None,  # reported with the first features
+    )
 
 
 def find_leaks(splits: tuple[Split, Split], sets: Sets, num_workers: int) -> Leaks | None:

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,16 +15,11 @@ from sslpipe.cli.next_step import (
     new_run_dir,
     plugin_words,
     say_next,
-    start_words,
-    training,
 )
 from sslpipe.cli.options import (
     Data,
     Ids,
-    Overrides,
-    RecipeOrRun,
-    RecipePath,
-    Start,
+    Training,
     argument,
     command,
     option,
@@ -59,11 +53,8 @@ def _explain(key: str | None) -> None:
     ],
 )
 def check(
-    recipe: RecipeOrRun,
-    overrides: Overrides = None,
-    *,
+    training: Training,
     data: Annotated[str | None, option("The data set's dataset.json: a path or a URL.")] = None,
-    start: Start,
     explain: Annotated[
         str | None,
         option(
@@ -78,15 +69,14 @@ def check(
 
     For pretraining, also estimate memory and time. Without --data, only the settings are checked.
     """
-    loaded = inputs.load_recipe_or_run(recipe, overrides or [])
-    inputs.check_model(start.init)
+    loaded = inputs.load_recipe_or_run(training.recipe, training.overrides or [])
+    inputs.check_model(training.init)
     if data is None:
-        for option, value in asdict(start).items():
-            if value is not None:
-                raise UserError(
-                    f"--{option} {value} is fitted to a data set; name one with --data, or leave "
-                    f"--{option} out"
-                )
+        for name, value in training.start.items():
+            raise UserError(
+                f"--{name} {value} is fitted to a data set; name one with --data, or leave "
+                f"--{name} out"
+            )
         _check_settings(loaded)
         return
     index = inputs.open_data(data)
@@ -96,8 +86,8 @@ def check(
     from sslpipe.check import check_plan
     from sslpipe.export.named import open_init
 
-    source = inputs.start_of(recipe, start.init)
-    named = open_init(loaded, source, checkpoint=start.checkpoint, weights=start.weights)
+    source = inputs.start_of(training.recipe, training.init)
+    named = open_init(loaded, source, checkpoint=training.checkpoint, weights=training.weights)
     plan = make_plan(loaded, index, named)
     with working("check: a step is timed"):
         result = check_plan(plan)
@@ -108,8 +98,7 @@ def check(
         with working("check: a few images are embedded"):
             spread = start_concentration(plan)
         say_once(spread)
-    words = training(recipe, overrides, data, start)
-    say_next("preview", *words, "--out", "views.png")
+    say_next("preview", *training.words(data), "--out", "views.png")
 
 
 def _check_settings(recipe: "RunRecipe") -> None:
@@ -135,14 +124,11 @@ def _check_settings(recipe: "RunRecipe") -> None:
     ],
 )
 def train(
-    recipe: RecipePath,
-    overrides: Overrides = None,
-    *,
+    training: Training,
     data: Data,
     run_dir: Annotated[
         Path, option("The run's folder; if it holds an unfinished run, that run resumes.")
     ],
-    start: Start,
 ) -> None:
     """Pretrain or fine-tune, as the recipe says; or resume.
 
@@ -158,11 +144,11 @@ def train(
     from sslpipe.run.records import plugins_of
 
     with made_with(plugins_of(run_dir)):
-        loaded = load_recipe(recipe, overrides or [])
+        loaded = load_recipe(training.recipe, training.overrides or [])
     index = inputs.open_data(data, loaded.data.split)
     inputs.check_folder(run_dir, "--run-dir")
     if not (run_dir / "init").is_dir():  # else the run keeps its own
-        inputs.check_model(start.init)
+        inputs.check_model(training.init)
 
     from sslpipe.api import train as train_run
     from sslpipe.distributed import end_processes
@@ -172,9 +158,9 @@ def train(
         loaded,
         index,
         run_dir,
-        init=start.init,
-        checkpoint=start.checkpoint,
-        weights=start.weights,
+        init=training.init,
+        checkpoint=training.checkpoint,
+        weights=training.weights,
     )
     end_processes()
     if status := stopped_status():
@@ -190,11 +176,8 @@ def train(
     ],
 )
 def preview(
-    recipe: RecipeOrRun,
-    overrides: Overrides = None,
-    *,
+    training: Training,
     data: Data,
-    start: Start,
     out: Annotated[Path, option("The PNG to write.")] = Path("views.png"),
     ids: Ids = None,
     epoch: Annotated[
@@ -207,29 +190,28 @@ def preview(
     the id, key and class of each image are printed.
     """
     chosen = inputs.parse_ids(ids)
-    loaded = inputs.load_recipe_or_run(recipe, overrides or [])
+    loaded = inputs.load_recipe_or_run(training.recipe, training.overrides or [])
     index = inputs.open_data(data, loaded.data.split)
     inputs.check_picture(out)
-    inputs.check_model(start.init)
+    inputs.check_model(training.init)
 
     from sslpipe.api import make_plan
     from sslpipe.check.preview import preview
     from sslpipe.export.named import open_init
     from sslpipe.sharding.show import sample_lines, save_sheet
 
-    source = inputs.start_of(recipe, start.init)
-    named = open_init(loaded, source, checkpoint=start.checkpoint, weights=start.weights)
+    source = inputs.start_of(training.recipe, training.init)
+    named = open_init(loaded, source, checkpoint=training.checkpoint, weights=training.weights)
     plan = make_plan(loaded, index, named)
     grid, drawn = preview(plan, ids=chosen, epoch=epoch)
     save_sheet(grid, out)
     for line in sample_lines(index, loaded.data.split, drawn):
         print(line)
     show(f"{len(drawn)} images and their views: {out}")
-    if run_dir := inputs.recorded_in(recipe):
+    if run_dir := inputs.recorded_in(training.recipe):
         say_next("status", run_dir)
     else:
-        words = training(recipe, overrides, data, start)
-        say_next("train", *words, "--run-dir", new_run_dir(loaded.name))
+        say_next("train", *training.words(data), "--run-dir", new_run_dir(loaded.name))
 
 
 @command(
@@ -343,12 +325,9 @@ def runs(
     ],
 )
 def slurm(
-    recipe: RecipePath,
-    overrides: Overrides = None,
-    *,
+    training: Training,
     data: Data,
     run_dir: Annotated[Path, option("Where the run lives.")],
-    start: Start,
     nodes: Annotated[int, option("Number of nodes.", min=1)] = 1,
     gpus_per_node: Annotated[int, option("0: train on CPUs.", min=0)] = 0,
     time: Annotated[str | None, option("Time limit of one start, such as 24:00:00.")] = None,
@@ -377,7 +356,7 @@ def slurm(
     from sslpipe.run.batch_script import batch_script
     from sslpipe.run.launcher import check_streams
 
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = load_recipe(training.recipe, training.overrides or [])
     if isinstance(loaded, Recipe):
         check_streams(loaded.data.num_streams, nodes * (gpus_per_node or 1))
     sbatch = {
@@ -387,8 +366,8 @@ def slurm(
         **({"time": time} if time else {}),
         **{name: value for name, _, value in (each.partition("=") for each in options or ())},
     }
-    words = [recipe, "--data", data, "--run-dir", run_dir, *plugin_words(), *start_words(start)]
-    text = batch_script(sbatch, [*map(str, words), *(overrides or [])], site)
+    words = [*training.words(data), "--run-dir", str(run_dir), *plugin_words()]
+    text = batch_script(sbatch, words, site)
     if not submit:
         sys.stdout.write(text)
         return

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
+from sslpipe.data.reader import OnBad
 from sslpipe.errors import DataError, UserError, one_line
 from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
 from sslpipe.evaluation.features import Progress, saved_embeddings
@@ -119,7 +120,10 @@ def embed_kept(
     *,
     progress: Progress,
     say: Callable[[str], None],
-    **options: Any,
+    on_bad: OnBad,
+    batch_size: int,
+    num_workers: int,
+    device: str,
 ) -> tuple[Embeddings, str]:
     """Embed images by a candidate, or read the features that an earlier call kept in `folder`.
 
@@ -131,7 +135,10 @@ def embed_kept(
         folder: Has a file for all that decides the features, whose hash is returned, too.
         progress: Makes the progress bar.
         say: Called where a kept file is damaged; it is made anew.
-        options: batch_size, num_workers, device and on_bad of `embed`.
+        on_bad: Called with each sample that cannot be decoded.
+        batch_size: Images at a time.
+        num_workers: Threads that decode.
+        device: Where the network is.
     """
     identity = one.model.features_metadata(view, split)
     identity["ids"] = hashlib.sha256(ids.tobytes()).hexdigest()
@@ -152,7 +159,10 @@ def embed_kept(
             canvas_px=view.canvas_px,
             progress=advance,
             network=one.name,
-            **options,
+            on_bad=on_bad,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            device=device,
         )
     save_embeddings(file, made, identity)
     return made, key

@@ -24,6 +24,7 @@ from sslpipe.portable import return_freed_memory, write_atomically
 from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
+    from sslpipe.data.index import Split
     from sslpipe.evaluation.embed import Embeddings
     from sslpipe.search.candidates import Candidate
 
@@ -93,8 +94,23 @@ def choose_weights(
     if len(ids) < len(rows):
         say(f"{len(ids):,} of {len(rows):,} images; --most takes more")
     lacking = why_unlabelled(rows.labels[ids])
-    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": num_workers}
-    options |= {"device": target, "progress": progress, "say": say, "on_bad": report_bad}
+
+    def embedded(one: "Candidate", view: Any, split: "Split") -> tuple["Embeddings", str]:
+        return candidates.embed_kept(
+            one,
+            view,
+            split,
+            ids,
+            out / "features",
+            progress=progress,
+            say=say,
+            # of the first candidate alone
+            on_bad=(lambda bad: None) if features else report_bad,
+            batch_size=BATCH_SIZE,
+            num_workers=num_workers,
+            device=target,
+        )
+
     # features of each candidate, and of two corners of each image where labels cannot choose
     found: dict[str, Candidate] = {}
     features: dict[str, Embeddings] = {}
@@ -105,15 +121,14 @@ def choose_weights(
             one = candidates.load_candidate(source, found.values(), target)
             model, (own_rows,) = one.model.matched(rows)
             one = one._replace(model=model)
-            where = (own_rows, ids, out / "features")
-            made, key = candidates.embed_kept(one, one.model.view, *where, **options)
+            made, key = embedded(one, one.model.view, own_rows)
             choose.check_features(one.name, made, next(iter(features.values()), made))
             if lacking is not None:
                 views = choose.CornerViews(one.model.view)
-                corners[one.name], _ = candidates.embed_kept(one, views, *where, **options)
+                corners[one.name], _ = embedded(one, views, own_rows)
             one.model.backbone.to("meta")  # its weights are not needed again
-            features[one.name], found[one.name] = made, one
-            options["on_bad"] = lambda bad: None  # reported with the first features
+            features[one.name] = made
+            found[one.name] = one
             keys.append(key)
         except UserError as error:
             _skip(failed, source, error)
