@@ -27,7 +27,7 @@ from sslpipe.registry import build
 from sslpipe.registry.schema import settings_class
 from sslpipe.run.trackers import TRACKERS
 from sslpipe.satellites import NEEDED
-from sslpipe.sharding import SOURCES
+from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import SourceOptions
 from tests.helpers.dataset import picture, png
 from tests.helpers.runs import RECIPE, ROOT, write_recipe

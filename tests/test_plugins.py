@@ -176,7 +176,7 @@ from sslpipe.evaluation.evals import EVALS
 from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import BACKBONES
 from sslpipe.run.trackers import TRACKERS
-from sslpipe.sharding import SOURCES
+from sslpipe.sharding.readers import SOURCES
 from photo_parts.other import Lines, nearest, read_stripes
 from photo_parts.training import INVERT, AlignmentLoss, two_layers
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # columns of factors, values of order
 BLEND, SHIFT_HUE = 1, 2  # kinds of a colour step in Triton's tables; 0: nothing is done
-_ABOVE = 2.0**-22  # what rounding may take from a colour that hue makes: none is below 0
 GRAY_WEIGHTS = (0.2989, 0.587, 0.114)  # of R, G, B; torchvision _rgb_to_grayscale_image
 
 

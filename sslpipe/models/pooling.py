@@ -4,14 +4,11 @@ For `backbone.pool` of a recipe, and for networks of one's own: `GeM()(maps)`.
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from sslpipe.errors import RecipeError
-
-Pool = Literal["avg", "gem", "max"]
 
 MOST_POWER = 100  # of a generalised mean: beyond, it is the maximum
 LEARNED = "pooling_p"  # the only parameter: nothing else may be called so

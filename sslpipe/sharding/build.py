@@ -11,7 +11,6 @@ from sslpipe.data.image_type import RGB8, Colour, hex_colour
 from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, PATH_COLUMN, Manifest
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import one_at_a_time, write_atomically
-from sslpipe.sharding import LISTS, SOURCES
 from sslpipe.sharding.arrays import Arrays, MakeSamples, Samples
 from sslpipe.sharding.columns import (
     Columns,
@@ -22,6 +21,7 @@ from sslpipe.sharding.columns import (
     without_splits,
 )
 from sslpipe.sharding.gather import columns_of_images, columns_of_tars, describe
+from sslpipe.sharding.readers import LISTS, SOURCES
 from sslpipe.sharding.record import (
     FOLDER,
     Done,
@@ -60,7 +60,6 @@ def _silent(title: str, total: int) -> AbstractContextManager[Callable[[int], No
     return nullcontext(lambda count: None)
 
 
-MOST_NAMED = 5  # of many, in a message
 MISSING = "missing.txt"  # beside dataset.json: SPLIT, tab, the file as the list names it
 
 

@@ -1,6 +1,6 @@
 """Read encoded images with names and labels, for each split, from where they lie.
 
-To add a source: write a SourceReader, and a line in SOURCES (`sslpipe/sharding/__init__.py`).
+To add a source: write a SourceReader, and a line in SOURCES (`sslpipe/sharding/readers.py`).
 """
 
 import os

@@ -40,7 +40,6 @@ _FILLERS = frozenset(
     )
 )
 GENERIC = _FILLERS | {"archive", "raw", "all"}  # folders that say nothing of their images
-MOST_NAMED = 5
 
 
 # train-000000, train_0, train-00000-of-00002, train-00000-of-00002-HASH

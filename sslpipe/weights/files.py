@@ -215,12 +215,3 @@ def _refusal(path: Path) -> str:
         "where you trust it, load it with the program that wrote it and save the weights alone: "
         "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
     )
-
-
-def is_state_dict(value: object) -> bool:
-    """Return whether a part of a tree is a table of tensors, and of nothing else."""
-    return (
-        isinstance(value, Mapping)
-        and len(value) > 0
-        and all(isinstance(key, str) and isinstance(t, Tensor) for key, t in value.items())
-    )

@@ -13,7 +13,7 @@ from sslpipe.cli import shards
 from sslpipe.cli.inputs import check_file, find_images, find_named_images
 from sslpipe.data.image_type import RGB8
 from sslpipe.errors import UserError
-from sslpipe.sharding import SOURCES
+from sslpipe.sharding.readers import SOURCES
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import ROOT, write_recipe
 from tests.helpers.shards import grey

@@ -12,7 +12,7 @@ from sslpipe.cli.terminal import progress, say, show, text_table
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index, manifest_text
 from sslpipe.errors import DataError
-from sslpipe.sharding import SOURCES
+from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import Images, SourceOptions
 from tests.helpers.shards import error_of, grey, read_all, report_of, run
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from sslpipe.data.decode import decode
 from sslpipe.errors import DataError
-from sslpipe.sharding import SOURCES
 from sslpipe.sharding.layouts import parse_idx
+from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import SourceOptions, read_file
 from tests.helpers.shards import error_of, grey, grey_png, write_tar
 from tools.datasets.scattered_idx import write_idx

@@ -14,8 +14,8 @@ from pyarrow import parquet
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
-from sslpipe.sharding import SOURCES
 from sslpipe.sharding.gather import parse_columns
+from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import Images, SourceOptions
 from tests.helpers.shards import error_of, grey, grey_png, run
 

@@ -8,8 +8,8 @@ import pytest
 from scipy.io import savemat
 
 from sslpipe.data.decode import decode
-from sslpipe.sharding import SOURCES
 from sslpipe.sharding.gather import parse_columns
+from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import Images, SourceOptions
 from tests.helpers.shards import grey
 from tools.datasets import cars, cub, inshop, market, products

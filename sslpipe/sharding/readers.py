@@ -1,0 +1,20 @@
+"""The table of sources that a data set is built from: `shards build --source NAME`."""
+
+from sslpipe.registry import Table
+from sslpipe.sharding import layouts
+from sslpipe.sharding.folder import read_folder
+from sslpipe.sharding.sources import SourceReader
+from sslpipe.sharding.tables import read_csv, read_parquet
+
+# `--source NAME`; a source of one's own: a function of SourceOptions, and a line here
+_BUILT_IN: dict[str, SourceReader] = {
+    "folder": read_folder,
+    "torchvision": layouts.read_torchvision,
+    "csv": read_csv,
+    "idx": layouts.read_idx,
+    "parquet": read_parquet,
+    "huggingface": read_parquet,
+}
+SOURCES = Table("source", _BUILT_IN, "sslpipe.sources")
+# sources that read a list of files, some of which may be missing
+LISTS = ("csv", "parquet", "huggingface")
