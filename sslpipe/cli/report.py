@@ -57,7 +57,7 @@ def report(
     check_file(target)
 
     from sslpipe.cli.suite import print_suite
-    from sslpipe.report.build import build_page, shown_split
+    from sslpipe.report.build import build_page, searched_split, shown_split
     from sslpipe.report.compare import build_comparison, names_apart
     from sslpipe.report.run import read_run
 
@@ -69,7 +69,8 @@ def report(
         (run,) = runs
         split = shown_split(run)
         queries = _load(run_dir, split)
-        others = _load(run_dir, "train") if split != "train" else None  # else among themselves
+        bank = searched_split(run)
+        others = None if bank == split else _load(run_dir, bank)  # None: among themselves
         with working("report") as stage:
             own = index is not None and index.has_sha256(run.data["index_sha256"])
             if index is not None and own and run.views_png is None:

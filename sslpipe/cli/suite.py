@@ -22,6 +22,7 @@ from sslpipe.cli.terminal import percent, progress, report_bad, say, show, text_
 from sslpipe.data.index import Split
 from sslpipe.data.reader import OnBad
 from sslpipe.errors import UserError
+from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import Embeddings, embed_to_file
 from sslpipe.evaluation.features import (
     data_metadata,
@@ -59,8 +60,10 @@ def print_report(report: dict[str, Any], out: Path) -> None:
     """Print the answer, the tables, and what is missing; end where sets are."""
     if note := unfinished(report["facts"]):
         SafeConsole().print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    show(report["verdict"])
+    for sentence in advise(report):
+        show(sentence)
     print_suite(report)
+    show(report["verdict"])
     if "leakage" in report:
         show(leakage_sentence(report["leakage"]))
     for sentence in report["left_out"]:

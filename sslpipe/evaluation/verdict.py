@@ -234,7 +234,7 @@ def against_sentences(evaluation: Tree) -> list[str]:
         if each["against"] in BASELINES:
             answer = answer.partition(":")[0]
         text = f"{each['features']}: {answer[0].lower()}{answer[1:]}" if named else answer
-        sentences.append(f"{text}: {value_text(each)} ({_points(each)}{_held_back(each)}).")
+        sentences.append(f"{text}: {value_text(each)} ({_points(each)}{held_back(each)}).")
     if len(deciding) > 1:
         sentences.append(f"These {len(deciding)} answers hold together at 5 % (Holm).")
     return sentences
@@ -247,7 +247,7 @@ def _points(each: Tree, first: bool = True) -> str:
     return f"{100 * each['difference']:+.1f}{points}, {interval}{low:+.1f} to {high:+.1f}"
 
 
-def _held_back(each: Tree) -> str:
+def held_back(each: Tree) -> str:
     """Return why a difference whose interval excludes 0 is not clear; '' for others."""
     if each["answer"] != "no clear difference" or not excludes_zero(each["interval95"]):
         return ""

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
-from sslpipe.evaluation.verdict import LINEAR
+from sslpipe.evaluation.verdict import LINEAR, RECALL
 from sslpipe.files import Tree
 from sslpipe.recipe import is_finetune
 from sslpipe.report.charts import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, few_shot_chart
@@ -22,8 +22,8 @@ from sslpipe.report.page import html_page, render
 from sslpipe.report.pictures import png_uri
 from sslpipe.report.results import (
     OTHER_MEASURES,
+    advice,
     first_number,
-    headline,
     leakage,
     result_table,
     summary,
@@ -85,8 +85,8 @@ def build_page(
                 images=queries.split is not None,
                 found=found,
                 random=RANDOM_QUERIES,
-                among_test=bank is None and split == "test",
-                embed=EMBED.format("train"),
+                among_test=bank is None and searched_split(run) != split,
+                embed=EMBED.format(searched_split(run)),
             )
             if queries
             else no_embeddings
@@ -116,9 +116,22 @@ def build_page(
 
 
 def shown_split(run: RunFiles) -> str:
-    """Return the split whose embeddings are shown: test, or the first where the data has none."""
+    """Return the split whose embeddings are shown: the one that was measured, else test."""
     samples = run.data["samples"]
-    return "test" if "test" in samples else next(iter(samples), "test")
+    measured = run.facts.get("split")
+    names = (name for name in (measured, "test", *samples) if name in samples)
+    return next(names, "test")
+
+
+def searched_split(run: RunFiles) -> str:
+    """Return the split that its images are searched in, as the first number of the page has it.
+
+    That is the split itself for Recall@1: the training images do not show its classes.
+    """
+    first = first_number(run.evaluation)
+    if first is not None and first.measure == RECALL:
+        return shown_split(run)
+    return str(run.facts.get("train_split", "train"))
 
 
 def header(run: RunFiles, picture: Markup | str = "", caption: str = "") -> Markup:
@@ -126,7 +139,7 @@ def header(run: RunFiles, picture: Markup | str = "", caption: str = "") -> Mark
     return render(
         "run.header",
         run=run,
-        headline=headline(run),
+        advice=advice(run),
         summary=summary(run),
         first=first_number(run.evaluation),
         unfinished=unfinished_text(run),

@@ -6,18 +6,17 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from sslpipe.evaluation.difference import excludes_zero
+from sslpipe.evaluation.advice import Advice, advise
 from sslpipe.evaluation.result import measured_columns
 from sslpipe.evaluation.verdict import (
     KNN,
     RECALL,
-    comparisons,
     leakage_sentence,
     unfinished,
     verdict,
 )
 from sslpipe.files import Tree
-from sslpipe.report.page import NAMES, feature_title, percent, render
+from sslpipe.report.page import feature_title, percent, render
 from sslpipe.report.run import RunFiles
 
 BASELINES = ("pixels", "random")
@@ -111,34 +110,19 @@ def clear_best(lines: list[Line], column: str) -> list[Line]:
     return clear
 
 
-def headline(run: RunFiles) -> str:
-    """Say in one sentence whether to use the features: against other networks, else baselines."""
-    if run.evaluation is None:
-        if not run.data["classes"]:
-            return "No labels, so no accuracy: look at the nearest neighbours."
-        return "Not evaluated yet: how good the features are is not known."
-    names = {"better": "better than", "worse": "worse than", "": "not clearly different from"}
-    said: dict[str, list[str]] = {}
-    for each in run.evaluation.get("against", ()):
-        if each["primary"]:
-            answer = each["answer"] if each["answer"] in names else ""
-            said.setdefault(answer, []).append(NAMES.get(each["against"], each["against"]))
-    if not said:
-        rows = [row for row in run.evaluation["rows"] if row["column"] is not None]
-        others = [other["name"] for other in run.evaluation["facts"].get("against", ())]
-        compared = run.evaluation.get("comparisons") or comparisons(rows, without=others)
-        for name in ("random", "pixels"):
-            ends = [each["interval95"] for each in compared if each["baseline"] == name]
-            if ends:
-                clear = all(map(excludes_zero, ends))
-                better = clear and all(low > 0 for low, _ in ends)
-                worse = clear and all(high < 0 for _, high in ends)
-                said.setdefault("better" * better or "worse" * worse, []).append(NAMES[name])
-    clauses = [f"{names[a]} {' and '.join(dict.fromkeys(said[a]))}" for a in names if a in said]
-    if not clauses:
-        return "No other network was measured: whether the features are better is not known."
-    text = f"The features are {', but '.join(clauses) if len(clauses) == 2 else ', '.join(clauses)}"
-    return f"{text}{': use the model you have' if 'worse' in said else ''}."
+def advice(run: RunFiles) -> Advice:
+    """Say in two sentences how the features do, and what to do next, as the suite does."""
+    if run.evaluation is not None:
+        return advise(run.evaluation)
+    if run.data["classes"]:
+        return Advice(
+            "Not evaluated yet: how good the features are is not known.",
+            "Next: measure them, by `sslpipe evaluate suite`.",
+        )
+    return Advice(
+        "No labels, so no accuracy.",
+        "Next: look at the nearest neighbours, or label a few hundred images and measure.",
+    )
 
 
 def first_number(evaluation: Tree | None) -> First | None:

@@ -215,10 +215,12 @@ def test_suite_prints_an_unfinished_run_first_and_marks_a_fit_that_did_not_conve
         suite_tool.print_report({**report, "facts": facts, "rows": rows}, Path("eval.json"))
         return capsys.readouterr().out
 
-    said = "Evaluated at step 27 of 40, unfinished: the train command resumes it.\nBetter than"
+    said = "Evaluated at step 27 of 40, unfinished: the train command resumes it.\nkNN accuracy"
     assert printed({"step": 27, "steps": 40}, knn).startswith(said)
     shown = printed({"step": 40, "steps": 40}, knn, cut)
-    assert shown.startswith("Better than nothing.")
+    assert shown.startswith("kNN accuracy 50.0 %")
+    assert "\nNext: " in shown.partition("│")[0]  # before the table
+    assert shown.index("Better than nothing.") > shown.rindex("│")
     assert "100/class" not in shown  # a column without a number
     assert shown.count("*") == 2
     assert "* this model, linear: the fit did not converge" in shown

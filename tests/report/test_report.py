@@ -6,7 +6,7 @@ import io
 import json
 import re
 import shutil
-from html import unescape
+from html import escape, unescape
 from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
@@ -21,10 +21,11 @@ import sslpipe.api
 import sslpipe.pretrain
 from sslpipe.cli.suite import against_table
 from sslpipe.data.index import load_index
+from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.suite_file import features_name
 from sslpipe.recipe import load_recipe
-from sslpipe.report.build import confusion, header
+from sslpipe.report.build import confusion, header, searched_split, shown_split
 from sslpipe.report.charts import (
     CHARTS,
     MOST_POINTS,
@@ -42,7 +43,6 @@ from sslpipe.report.results import (
     Line,
     clear_best,
     feature_colours,
-    headline,
     leakage,
     result_table,
     summary,
@@ -443,33 +443,24 @@ def test_the_best_is_marked_only_where_no_interval_of_other_features_overlaps():
     assert clear_best([Line("ssl", False, {})], "kNN") == []
 
 
-@pytest.mark.parametrize(
-    ("answers", "beside", "said"),
-    [
-        ({"random": "better", "pixels": "better"}, [], "better than random weights and raw pixels"),
-        ({"w": "worse"}, ["random"], "worse than w: use the model you have"),
-        (
-            {"random": "better", "w": "no clear difference"},
-            [],
-            "better than random weights, but not clearly different from w",
-        ),
-        (
-            {},
-            ["random", "pixels"],
-            "better than random weights, but not clearly different from raw pixels",
-        ),
-    ],
-)
-def test_the_page_begins_with_one_sentence_of_the_deciding_comparisons(answers, beside, said):
-    values = {"ssl": (0.9, 0.88, 0.92), "random": (0.5, 0.4, 0.6), "pixels": (0.9, 0.8, 1)}
-    evaluation = evaluation_of(*(row(name, *values[name]) for name in ("ssl", *beside)))
-    against = [compared(against=name, answer=answer) for name, answer in answers.items()]
-    against += [compared(against="x", answer="worse", primary=False)] * bool(answers)
-    found = headline(SimpleNamespace(evaluation={**evaluation, "against": against}))
-    assert found == f"The features are {said}."
-    alone = SimpleNamespace(evaluation=evaluation_of(row("ssl", *values["ssl"])))
-    assert "not known" in headline(alone)
-    assert "not known" in headline(SimpleNamespace(evaluation=None, data={"classes": ["a"]}))
+def test_the_page_begins_with_the_two_sentences_of_the_suite(whole):
+    evaluation = evaluation_of(row("ssl", 0.9, 0.88, 0.92), row("random", 0.5, 0.4, 0.6))
+    run = read_run(whole.run_dir)._replace(evaluation={**evaluation, "against": [compared()]})
+    top = header(run).partition("<div")[0]
+    for sentence in advise(run.evaluation):
+        assert escape(sentence) in top
+    assert "not known" in header(run._replace(evaluation=None)).partition("<div")[0]
+
+
+def test_pictures_are_of_the_split_that_was_measured_and_of_its_protocol(whole):
+    run = read_run(whole.run_dir)
+    samples = {"train": 9, "test": 4, "unseen": 5}
+    for column, split, searched in (("kNN", "unseen", "train"), ("Recall@1", "unseen", "unseen")):
+        evaluation = evaluation_of(row("ssl", 0.9, 0.88, 0.92, column=column))
+        evaluation["facts"]["split"] = split
+        measured = run._replace(evaluation=evaluation, data={**run.data, "samples": samples})
+        assert (shown_split(measured), searched_split(measured)) == (split, searched)
+    assert shown_split(run._replace(evaluation=None)) == "test"
 
 
 def test_the_first_paragraph_names_baselines_in_the_same_form_judges_once_and_says_what_leaked(

@@ -1,0 +1,163 @@
+"""What an eval.json answers, in one sentence with one number, and what to do next, in another."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sslpipe.evaluation.difference import excludes_zero
+from sslpipe.evaluation.suite_file import form_name
+from sslpipe.evaluation.verdict import (
+    BASELINES,
+    KNN,
+    RECALL,
+    comparisons,
+    form_names,
+    held_back,
+    unfinished,
+)
+
+ACCURACY = (KNN, "linear")  # measures that are accuracies; others have a name of their own
+_FINISH = "finish the training: the same `sslpipe train` command resumes it"
+MOST_TIMES = 10  # so many times the test data are worth asking for
+
+
+class Alternative(NamedTuple):
+    """The model that one would have used otherwise, and how ours differs from it."""
+
+    name: str
+    is_start: bool
+    is_baseline: bool  # random weights or raw pixels: nothing that one would use
+    answer: str  # "better", "no clear difference" or "worse"
+    measure: str
+    difference: float  # of shares in 0..1, ours - theirs
+    interval95: tuple[float, float]
+    unit: str  # what the interval is over: "images" or "classes"
+    tested: int  # of these
+    because: str = ""  # why a difference whose interval excludes 0 is not clear
+
+
+class Advice(NamedTuple):
+    """Two sentences."""
+
+    answer: str
+    next_step: str
+
+
+def advise(evaluation: Mapping[str, Any]) -> Advice:
+    """Say how the features do against the best alternative that was measured, and what to do."""
+    found = best_alternative(evaluation)
+    if found is None:
+        return Advice(_alone(evaluation), f"Next: {_next_alone(evaluation)}.")
+    low, high = (100 * end for end in found.interval95)
+    relation = {
+        "better": "Better than",
+        "worse": "Worse than",
+        "no clear difference": "No clear difference from",
+    }[found.answer]
+    start = ", which it started from" if found.is_start else ""
+    answer = (
+        f"{relation} {found.name}{start}: {100 * found.difference:+.1f} points of {found.measure} "
+        f"(95 % interval {low:+.1f} to {high:+.1f}{found.because})."
+    )
+    return Advice(answer, f"Next: {_next(evaluation, found)}.")
+
+
+def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
+    """Return the best of the other networks, else of the baselines; None: nothing was compared."""
+    deciding = [each for each in evaluation.get("against", ()) if each["primary"]]
+    networks = [each for each in deciding if each["against"] not in BASELINES]
+    if deciding:
+        best = max(networks or deciding, key=lambda each: each["against_value"])
+        first, second = form_names(best)
+        form = f", {first}" if first == second and best["whitened"] else ""
+        return Alternative(
+            name=BASELINES.get(best["against"], best["against"]),
+            is_start=best["start"],
+            is_baseline=best["against"] in BASELINES,
+            answer=best["answer"],
+            measure=_named(best["measure"]) + form,
+            difference=best["difference"],
+            interval95=tuple(best["interval95"]),
+            unit=best["unit"],
+            tested=best["count"],
+            because=held_back(best),
+        )
+    others = [other["name"] for other in evaluation["facts"].get("against", ())]
+    compared = evaluation.get("comparisons") or comparisons(evaluation["rows"], without=others)
+    if not compared:
+        return None
+    # kNN as the features are, or what there is
+    same = [c for c in compared if (c["column"], c["whitened"]) == (KNN, False)] or compared[:1]
+    best = max(same, key=lambda each: each["baseline_value"])
+    clear = excludes_zero(best["interval95"])
+    answer = "better" if best["difference"] > 0 else "worse"
+    form = f", {form_name(True, best.get('power'))}" if best["whitened"] else ""
+    rows = evaluation["rows"]
+    return Alternative(
+        name=BASELINES[best["baseline"]],
+        is_start=False,
+        is_baseline=True,
+        answer=answer if clear else "no clear difference",
+        measure=_named(best["column"]) + form,
+        difference=best["difference"],
+        interval95=tuple(best["interval95"]),
+        unit="images",
+        tested=next(row["queries"] for row in rows if row["column"] == best["column"]),
+    )
+
+
+def _named(measure: str) -> str:
+    return f"{measure} accuracy" if measure in ACCURACY else measure
+
+
+def _alone(evaluation: Mapping[str, Any]) -> str:
+    """Return the first number of the model's own, which nothing stands beside."""
+    own = [row for row in evaluation["rows"] if row["features"] not in BASELINES]
+    for measure in (KNN, RECALL):
+        for row in own:
+            if row["column"] == measure and not row["whitened"]:
+                low, high = (100 * end for end in row["interval95"])
+                return (
+                    f"{_named(measure)} {100 * row['value']:.1f} % (95 % interval {low:.1f} to "
+                    f"{high:.1f}); whether the features are better than others is not known."
+                )
+    return "No accuracy was measured: how good the features are is not known."
+
+
+def _next_alone(evaluation: Mapping[str, Any]) -> str:
+    if unfinished(evaluation["facts"]).endswith("resumes it."):
+        return _FINISH
+    if evaluation.get("incomplete"):
+        return "run the same command again, for the rest"
+    return "compare with weights that you could use instead, by --against SOURCE"
+
+
+def _next(evaluation: Mapping[str, Any], found: Alternative) -> str:
+    """Return what to do: the first of these rules that applies."""
+    needed = _needed(found)
+    better = found.answer == "better"
+    worse = found.answer == "worse"
+    tested = f"{found.tested:,} test {found.unit}"
+    weights = f"the start, {found.name}" if found.is_start else found.name
+    rules = (
+        (unfinished(evaluation["facts"]).endswith("resumes it."), _FINISH),
+        (better and found.is_baseline, _next_alone(evaluation)),
+        (found.is_baseline, "train longer, or see what the report's alarms say"),
+        (better, "use it; `sslpipe export` writes the backbone"),
+        (worse, f"use {weights}: this training made the features worse"),
+        (needed > 0, f"more test {found.unit}: about {needed:,} would make this difference clear"),
+        (True, f"use {weights}, or train longer: {tested} show no difference"),
+    )
+    return next(text for applies, text in rules if applies)
+
+
+def _needed(found: Alternative) -> int:
+    """Return how many test samples would show a gain of this size; 0: too many, or no gain.
+
+    An interval shrinks with the root of their number.
+    """
+    low, high = found.interval95
+    if found.difference <= 0 or low > 0:
+        return 0
+    times = ((high - low) / 2 / found.difference) ** 2
+    return math.ceil(float(f"{found.tested * times:.1e}")) if times <= MOST_TIMES else 0

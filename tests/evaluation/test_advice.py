@@ -1,0 +1,77 @@
+"""What the suite says first: one number against the best alternative, and the next step."""
+
+import pytest
+
+from sslpipe.evaluation.advice import advise
+from tests.evaluation.test_verdict import compared
+
+
+def row(features, value, **changed):
+    base = {
+        "features": features, "whitened": False, "column": "kNN", "protocol": "p", "metric": "top1",
+        "value": value, "interval95": [value - 0.02, value + 0.02], "queries": 400, "bank": 50,
+        "details": {},
+    }  # fmt: skip
+    return base | changed
+
+
+def evaluation(*rows, against=(), **facts):
+    return {
+        "facts": facts, "columns": ["kNN"], "rows": list(rows), "left_out": [],
+        "against": list(against),
+    }  # fmt: skip
+
+
+def unclear(difference, low, high, **changed):
+    numbers = {"difference": difference, "interval95": [low, high], "count": 400}
+    return compared(answer="no clear difference", **numbers, **changed)
+
+
+WORSE = {"answer": "worse", "difference": -0.08, "interval95": [-0.1, -0.06]}
+STEPS = {"step": 4, "steps": 10}
+
+
+@pytest.mark.parametrize(
+    ("against", "facts", "answer", "step"),
+    [
+        ([compared()], {}, "Better than lite0: +8.0 points of kNN accuracy (95 %", "use it;"),
+        ([compared(start=True)], {}, "Better than lite0, which it started from: +8.0", "use it;"),
+        ([compared(**WORSE)], {}, "Worse than lite0: -8.0 points", "use lite0:"),
+        ([compared(start=True, **WORSE)], {}, "Worse than lite0, which", "use the start, lite0:"),
+        # (0.03 / 0.02)^2 of 400 images, and no number where there is no gain, or hardly one
+        ([unclear(0.02, -0.01, 0.05)], {}, "No clear difference from lite0: +2.0", "about 900 "),
+        ([unclear(0.001, -0.03, 0.032)], {}, "No clear", "use lite0, or train longer: 400 test im"),
+        ([unclear(-0.02, -0.05, 0.01, start=True)], {}, "No clear", "use the start, lite0, or"),
+        ([compared()], STEPS, "Better than lite0", "finish the training"),
+        ([compared()], {**STEPS, "checkpoint": "step-4"}, "Better than lite0", "use it;"),
+        # of several the best one that there is, but baselines only where nothing else was measured
+        ([compared(), unclear(0, -0.1, 0.1, against="w", against_value=0.7)], {}, "No clear", "w,"),
+        ([compared(against_value=0.2), compared(against="random", **WORSE)], {}, "Better", "use"),
+        ([compared(against="random")], {}, "Better than random weights", "compare with weights"),
+        ([compared(against="pixels", **WORSE)], {}, "Worse than raw pixels", "train longer"),
+    ],
+)
+def test_one_number_against_the_best_alternative_and_what_to_do(against, facts, answer, step):
+    found = advise(evaluation(row("ssl", 0.7), against=against, **facts))
+    assert found.answer.startswith(answer)
+    assert found.answer.count("interval") == 1
+    assert found.next_step.startswith("Next: ")
+    assert step in found.next_step
+    assert all(text.endswith(".") and "\n" not in text for text in found)
+
+
+def test_without_other_networks_the_better_baseline_is_what_counts():
+    found = advise(evaluation(row("ssl", 0.9), row("random", 0.3), row("pixels", 0.5)))
+    assert found.answer.startswith("Better than raw pixels: +40.0 points of kNN accuracy")
+    assert "--against" in found.next_step
+    below = advise(evaluation(row("ssl", 0.4), row("random", 0.3), row("pixels", 0.5)))
+    assert below.answer.startswith("Worse than raw pixels: -10.0 points")
+    assert "train longer" in below.next_step
+
+
+def test_without_anything_beside_it_the_number_stands_alone_and_says_so():
+    found = advise(evaluation(row("ssl", 0.9)))
+    assert found.answer.startswith("kNN accuracy 90.0 % (95 % interval 88.0 to 92.0)")
+    assert "not known" in found.answer
+    assert "--against" in found.next_step
+    assert "not known" in advise(evaluation()).answer
