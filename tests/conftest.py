@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sslpipe.data.index import DatasetIndex, load_index
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import fakecuda  # noqa: F401  (a fixture)
 
@@ -25,6 +26,12 @@ STARTS = {
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dataset.json of uneven shards that whole trainings read; no test changes it."""
     return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
+
+
+@pytest.fixture(scope="session")
+def index(data: Path) -> DatasetIndex:
+    """The index of `data`: images of red, green and blue; no test changes it."""
+    return load_index(data)
 
 
 @pytest.fixture(scope="session")

@@ -275,11 +275,11 @@ def test_the_header_of_a_fine_tuning_is_complete_and_its_commands_are_the_progra
 
 
 @every_metric_recipe
-def test_a_fine_tuning_takes_a_run_of_any_backbone(path):
+def test_a_fine_tuning_takes_a_run_of_any_backbone(path, index):
     component = Component(kind="small_resnet", widths=[4, 8])
     view = eval_view_for(32, mean=(0.5,) * 3, std=(0.25,) * 3)
     given = freeze(build_backbone(component, crop_px=32), component, view, {"name": "mine"})
-    recipe = with_backbone(load_recipe(path), given)
+    recipe = with_backbone(load_recipe(path), given, index)
     assert (recipe.backbone.kind, recipe.backbone.arguments["widths"]) == ("small_resnet", [4, 8])
     task = build_task(recipe, 32, given, num_classes=6)
     own = task.backbone.network.state_dict()
@@ -288,10 +288,10 @@ def test_a_fine_tuning_takes_a_run_of_any_backbone(path):
 
 
 @every_metric_recipe
-def test_every_part_of_a_fine_tuning_builds_and_a_batch_passes_through(path):
+def test_every_part_of_a_fine_tuning_builds_and_a_batch_passes_through(path, index):
     # some settings are for a start from weights
     scratch = parsed(*shlex.split(header(path)[1]["scratch"])[1:])
-    recipe = with_backbone(load_recipe(path, scratch["overrides"]), None)
+    recipe = with_backbone(load_recipe(path, scratch["overrides"]), None, index)
     augment = build(AUGMENTS, recipe.augment, section="augment", mean=(0.5,) * 3, std=(0.25,) * 3)
     assert recipe.data.canvas_px >= augment.crop_px
     small = Component(kind="small_resnet", widths=[4], embedding_dim=recipe.embedding.dim)

@@ -164,9 +164,7 @@ class Start:
         )
 
 
-def fit_channels(
-    init_from: SavedBackbone | None, index: DatasetIndex | None
-) -> SavedBackbone | None:
+def fit_channels(init_from: SavedBackbone | None, index: DatasetIndex) -> SavedBackbone | None:
     """Make the first layer of RGB weights fit the channels of a data set, by `adapt_kernels`.
 
     The view gets the data's mean and standard deviation. Weights of others for C channels, which
@@ -175,7 +173,7 @@ def fit_channels(
     Raises:
         UserError: The weights are for other channels than RGB, which are not the data's.
     """
-    if init_from is None or index is None or init_from.config.backbone.kind == JOIN:
+    if init_from is None or init_from.config.backbone.kind == JOIN:
         return init_from
     image_type = index.image_type
     seen = init_from.backbone.channels
@@ -236,7 +234,7 @@ def init_facts(init_from: SavedBackbone) -> dict[str, Any]:
 def with_init(
     recipe: RecipeT,
     init_from: SavedBackbone | None,
-    index: DatasetIndex | None = None,
+    index: DatasetIndex,
 ) -> RecipeT:
     """Return the recipe with backbone, hash and views of the weights that it starts from.
 
@@ -272,15 +270,14 @@ def with_init(
     else:
         component = _fitted(recipe, init_from)
         sha256 = init_from.config.weights_sha256
-    if index is not None:
-        channels = len(index.image_type.channels)
-        given = component.arguments.get("channels", channels)
-        if given != channels:
-            raise RecipeError(
-                f"backbone.channels = {given!r}, and the data's images have {channels} "
-                f"({', '.join(index.image_type.channels)}); leave the key out"
-            )
-        component = with_channels(component, channels)
+    channels = len(index.image_type.channels)
+    given = component.arguments.get("channels", channels)
+    if given != channels:
+        raise RecipeError(
+            f"backbone.channels = {given!r}, and the data's images have {channels} "
+            f"({', '.join(index.image_type.channels)}); leave the key out"
+        )
+    component = with_channels(component, channels)
     if recipe.init not in ("", sha256):
         raise RecipeError(
             f"init = {recipe.init[:16]!r}..., but the given backbone's weights have sha256 "
@@ -351,15 +348,13 @@ def _fitted(recipe: RunRecipe, init_from: SavedBackbone) -> Component:
     return Component.model_validate(tree | pooling)
 
 
-def _own_view(
-    recipe: RunRecipe, init_from: SavedBackbone, index: DatasetIndex | None
-) -> dict[str, Any]:
+def _own_view(recipe: RunRecipe, init_from: SavedBackbone, index: DatasetIndex) -> dict[str, Any]:
     """What [augment] takes from the weights, unless it says so itself or the data say the same."""
     view = init_from.view.config()
     settings = recipe.augment.arguments
     own: dict[str, Any] = {"crop_px": view["crop_px"]}
     for key in ("mean", "std"):
-        data = None if index is None else [float(v) for v in getattr(index.manifest, key)]
+        data = [float(v) for v in getattr(index.manifest, key)]
         if settings.get("normalize", True) and view[key] != data:
             own[key] = view[key]
     return own

@@ -209,7 +209,7 @@ def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
 def with_backbone(
     recipe: FinetuneRecipe,
     init_from: SavedBackbone | None,
-    index: DatasetIndex | None = None,
+    index: DatasetIndex,
 ) -> FinetuneRecipe:
     """Return the recipe with its backbone and the embedding layer in one component.
 

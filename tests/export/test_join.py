@@ -171,7 +171,7 @@ def test_what_a_source_means(tmp_path, monkeypatch):
             parse_source(text)
 
 
-def test_what_cannot_be_joined_or_trained_is_refused(files, tmp_path):
+def test_what_cannot_be_joined_or_trained_is_refused(files, index, tmp_path):
     conv = files[0]
     file = conv.partition("@")[2]
     with pytest.raises(UserError, match="joins test_resnet with itself"):
@@ -186,7 +186,7 @@ def test_what_cannot_be_joined_or_trained_is_refused(files, tmp_path):
             open_init(recipe, text)
     joined = load_backbone(f"{conv}@64+{conv}@96")
     with pytest.raises(UserError, match="is a join, and a join is not trained"):
-        with_init(recipe, joined)
+        with_init(recipe, joined, index)
     with pytest.raises(UserError, match="leave them out"):
         sslpipe.cli.embed._choose_view(joined, {"crops": "flip"}, tmp_path)
     with pytest.raises(ValueError, match="two or more views"):

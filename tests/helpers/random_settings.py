@@ -227,7 +227,11 @@ def step(recipe: RunRecipe, index: DatasetIndex) -> float:
     dtype = torch.float64 if recipe.optim.precision == "fp64" else torch.float32
     views = augment(batch, params).to(dtype)
     if isinstance(recipe, FinetuneRecipe):
-        task = build_task(with_backbone(recipe, None), augment.crop_px, None, 6).to(dtype).train()
+        task = (
+            build_task(with_backbone(recipe, None, index), augment.crop_px, None, 6)
+            .to(dtype)
+            .train()
+        )
         optimizer = optimizer_over(freeze_and_group(task, recipe), recipe.optim)
         rows = views, batch.labels.repeat(2), batch.ids.repeat(2)
         loss = task(*(each[: 8 * recipe.views] for each in rows))

@@ -305,9 +305,18 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
         return load_recipe(write_recipe(tmp_path, text), overrides)
 
     for attempt, text in (
-        (lambda: with_backbone(recipe(text=WITHOUT_BACKBONE), None), "weights to start .* --init"),
-        (lambda: with_backbone(recipe("backbone.widths=[4, 4]"), given), r"\[8, 16\]; leave"),
-        (lambda: with_backbone(recipe("init=abc"), given), "give the one that the recipe was made"),
+        (
+            lambda: with_backbone(recipe(text=WITHOUT_BACKBONE), None, index),
+            "weights to start .* --init",
+        ),
+        (
+            lambda: with_backbone(recipe("backbone.widths=[4, 4]"), given, index),
+            r"\[8, 16\]; leave",
+        ),
+        (
+            lambda: with_backbone(recipe("init=abc"), given, index),
+            "give the one that the recipe was made",
+        ),
         (lambda: recipe("queue.size=5"), "queue.size = 5 holds less than one batch of 12 rows"),
         (lambda: recipe("sampler.neighbours=2"), "groups of 3, which do not divide .* use 3"),
         (lambda: recipe("sampler.clases_per_batch=5"), "did you mean 'classes_per_batch'"),
@@ -315,12 +324,12 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
         (lambda: recipe("tune.layer_decay_by=library"), "tune.layer_decay counts, and it is 1"),
         (lambda: recipe("epochs=2.0", "steps=3", "optim.precision=auto"), "precision = 'auto'"),
         (
-            lambda: build_task(with_backbone(recipe("queue.size=99"), given), 16, given, 6),
+            lambda: build_task(with_backbone(recipe("queue.size=99"), given, index), 16, given, 6),
             r"'arcface' compares rows with weights, so \[queue\] has nothing to do",
         ),
         (
             lambda: build_task(
-                with_backbone(recipe("embedding.taps=['1']", "loss={kind='hdc'}"), given),
+                with_backbone(recipe("embedding.taps=['1']", "loss={kind='hdc'}"), given, index),
                 *(16, given, 6),
             ),
             r"2 branches, and loss\.shares = .* are of 3",
