@@ -51,7 +51,7 @@ def current_rank() -> Rank:
 
 
 def explain_lost_process(error: BaseException) -> str | None:
-    """Say in one line that another process of the group has ended; None: the error is another."""
+    """Return one line on another process of the group that has ended; None: another error."""
     text = str(error).lower()
     if not isinstance(error, RuntimeError) or not any(words in text for words in _LOST):
         return None

@@ -104,7 +104,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def lost_quotes(value: object) -> str:
-    """Say, of a text that looks like a list, that a shell has taken its quotes; "" of others."""
+    """Return a hint where a text looks like a list whose quotes a shell took; "" of others."""
     if not (isinstance(value, str) and value.startswith(("[", "{"))):
         return ""
     return "; a shell takes quotes away: put the whole setting in single ones, 'key=[\"a\"]'"

@@ -140,7 +140,7 @@ class ChunkPlan:
         return moved
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Say that a stream other than the copy's reads the numbers."""
+        """Record that a stream other than the copy's reads the numbers."""
         if self.rows.is_cuda:
             self.rows.record_stream(stream)  # all are parts of one block
 

@@ -119,7 +119,7 @@ class Op:
         raise NotImplementedError
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Say what was done to one view (draw: its row; size: the image's) in a few words each."""
+        """Describe in few words what was done to one view; draw: its row; size: the image's."""
         raise NotImplementedError
 
 

@@ -238,7 +238,7 @@ class Blur(MaskedOp):
         return by_kornia("filters.gaussian_blur2d", view, spec.blur_kernel_px, sigma)
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Say sigma."""
+        """Return sigma in pixels."""
         return [f"blur {draw.sigma.item():.1f} px"] if draw.blur else []
 
 

@@ -127,7 +127,7 @@ def _write(
 
 @triton.jit
 def _taps(place, length, side):
-    """Say where each output pixel's triangle lies: its centre, reach, first and last input pixel.
+    """Return each output pixel's triangle: its centre, reach, first and last input pixel.
 
     As resample.crop_taps: as wide as two input pixels, or two output pixels on a shrunk line.
     """

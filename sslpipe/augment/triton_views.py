@@ -105,7 +105,7 @@ class TritonPlan:
         return moved
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Say that a stream other than the copy's reads the tables."""
+        """Record that a stream other than the copy's reads the tables."""
         if self.block is not None and self.block.is_cuda:
             self.block.record_stream(stream)
 

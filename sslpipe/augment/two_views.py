@@ -51,7 +51,7 @@ class ViewPlan:
         return ViewPlan(self.draws.rows((views * images + index).flatten()))
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Say that a stream other than the copy's reads what was moved."""
+        """Record that a stream other than the copy's reads what was moved."""
         if self.work is not None:
             self.work.record_stream(stream)
 

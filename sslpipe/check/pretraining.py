@@ -169,7 +169,7 @@ def _look_at_order(plan: Pretraining) -> tuple[Rows, str | None]:
 def _look_at_pairs(
     pairing: Pairing | None, order: Order, steps: list[int]
 ) -> tuple[Rows, str | None]:
-    """Say who finds a partner in some steps and what that costs; warn of groups that mix poorly."""
+    """Describe who finds a partner and what that costs; warn of groups that mix poorly."""
     if pairing is None or pairing.partners is None:
         return [], None
     partners = pairing.partners

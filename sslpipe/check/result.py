@@ -100,7 +100,7 @@ def start_text(recipe: RunRecipe) -> str:
 
 
 def warmup_warning(recipe: RunRecipe) -> str | None:
-    """Say of a warm-up that takes the whole run that it does."""
+    """Warn of a warm-up that takes the whole run; None where it ends before."""
     warmup = recipe.optim.warmup_steps
     steps = recipe.steps
     if steps is None or warmup < steps:

@@ -105,7 +105,7 @@ class ImageType(BaseModel):
         return self.channels == _RGB
 
     def __str__(self) -> str:
-        """Say it in words, for messages."""
+        """Describe it in words, for messages."""
         count = len(self.channels)
         plural = "s" * (count > 1)
         on = "" if self.background is None else f" on {hex_colour(self.background)}"

@@ -295,7 +295,7 @@ class DatasetIndex:
         return selected
 
     def has_sha256(self, recorded: object) -> bool:
-        """Say whether a sha256 that was recorded is this data set's, with or without the column."""
+        """Return whether a recorded sha256 is this data set's, with or without the column."""
         return recorded in (self.sha256, self.file_sha256)
 
     def split(self, name: str) -> Split:

@@ -131,7 +131,7 @@ def repeated(groups: Integers, without: Integers) -> Integers:
 
 
 def choose_groups(groups: Integers, labels: Integers, fraction: float, *words: int) -> Booleans:
-    """Say who is in groups, drawn whole, that hold a share of the samples and of each class: (N,).
+    """Draw whole groups that hold a share of the samples and of each class; who is in them, (N,).
 
     Classes, and the groups of a class, come in an order drawn by hashes; a group is taken where
     that brings the number of samples taken so far nearer to the share (error diffusion). The whole

@@ -79,7 +79,7 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
 
 
 def holdout_doubt(recipe: Recipe, split: Split, ids: NDArray[np.int64]) -> str:
-    """Say why kNN among the held-out samples, `ids`, says nothing, or little; '' where it does."""
+    """Return why kNN among the held-out samples, `ids`, means nothing, or little; else ''."""
     count = recipe.data.holdout
     labels = split.labels_of(ids)
     labels = labels[labels >= 0]

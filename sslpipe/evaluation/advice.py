@@ -44,7 +44,7 @@ class Advice(NamedTuple):
 
 
 def advise(evaluation: Mapping[str, Any]) -> Advice:
-    """Say how the features do against the best alternative that was measured, and what to do."""
+    """Compare the features with the best alternative that was measured; advise what to do."""
     found = best_alternative(evaluation)
     if found is None:
         return Advice(_alone(evaluation), f"Next: {_next_alone(evaluation)}.")

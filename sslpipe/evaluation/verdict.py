@@ -1,4 +1,4 @@
-"""Say whether features are better than those of weights that one could have used instead.
+"""Are features better than those of weights that one could have used instead?
 
 The answer stands on one measure, fixed before test is looked at: kNN top-1 with all labels (k = 20,
 as in the table), or Recall@1 inside test where train has not the classes of most test samples. Both
@@ -155,7 +155,7 @@ def _compare(
 
 
 def unfinished(facts: Tree, steps: Any = None) -> str:
-    """Say that the weights are not of the end of training, or not the trained ones; else ''."""
+    """Warn of weights that are not of the end of training, or not the trained ones; else ''."""
     step = facts.get("step")
     steps = facts.get("steps") if steps is None else steps
     averaged = "the averaged weights (optim.ema)" if facts.get("weights") == "ema" else ""
@@ -202,7 +202,7 @@ def comparisons(
 
 
 def verdict(evaluation: Tree) -> str:
-    """Say in a sentence for each other network, then for the baselines, which is better.
+    """Judge in a sentence each other network, then the baselines.
 
     The `comparisons` of an eval.json are used where it has them.
     """
@@ -219,7 +219,7 @@ def verdict(evaluation: Tree) -> str:
 
 
 def against_sentences(evaluation: Tree) -> list[str]:
-    """Say for each deciding comparison "better", "no clear difference" or "worse"."""
+    """Write each deciding comparison: "better", "no clear difference" or "worse"."""
     deciding = [each for each in evaluation.get("against", ()) if each["primary"]]
     named = len({each["features"] for each in deciding}) > 1
     sentences = []
@@ -338,7 +338,7 @@ def _sentence(compared: Sequence[Tree], features: str, named: bool) -> str:
 
 
 def _relation(own: Sequence[Tree], words: str) -> str:
-    """Say "better than", "not clearly better than" or "worse than", and by what if not by all."""
+    """Return "better than", "not clearly better than" or "worse than", and by what."""
     clear_ones = [c for c in own if excludes_zero(c["interval95"])]
     ahead = [c for c in clear_ones if c["interval95"][0] > 0]
     if len(ahead) == len(own):

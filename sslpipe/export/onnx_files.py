@@ -65,7 +65,7 @@ def traced_images(model: FrozenBackbone) -> Tensor:
 
 
 def free_batch() -> dict[str, dict[int, Any]]:
-    """Say that the batch size of `images` is free, as torch's exporters want it."""
+    """Return the free batch size of `images`, as torch's exporters want it."""
     return {"images": {0: torch.export.Dim("batch")}}
 
 

@@ -299,7 +299,7 @@ def with_init(
 
 
 def _takes_both_sides(component: Component, crop_px: int, eval_crop_px: int, device: str) -> bool:
-    """Say whether a network for images of one size has the weights for another, and takes them."""
+    """Return whether a network for images of one size has the weights for another one."""
     try:
         with torch.device(device), torch.no_grad():
             trained = build_backbone(component, crop_px=crop_px).eval()

@@ -84,7 +84,7 @@ class Objective(Part):
 
 
 def takes_groups(loss_fn: Objective) -> bool:
-    """Say whether an objective can keep views from being negatives by groups: a keyword of it."""
+    """Return whether an objective takes groups whose views are not negatives: a keyword of it."""
     parameters = inspect.signature(loss_fn.forward).parameters
     return "groups" in parameters or any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()

@@ -280,7 +280,7 @@ def fitting_stem(crop_px: int) -> Stem:
 
 
 def stem_warning(component: Component, crop_px: int) -> str | None:
-    """Say in one sentence that a requested stem does not fit the image size; None where it does."""
+    """Warn of a requested stem that does not fit the image size; None where it does."""
     requested = component.arguments.get("stem", "auto")
     fitting = fitting_stem(crop_px)
     if not isinstance(requested, str) or requested not in STEMS or requested == fitting:

@@ -108,7 +108,7 @@ def remember_version(entry: EntryPoint) -> None:
 
 
 def describe_error(error: BaseException) -> str:
-    """Say an error in one line."""
+    """Return an error as one line."""
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) was called"
     return f"{type(error).__name__}: {error}"

@@ -111,7 +111,7 @@ def clear_best(lines: list[Line], column: str) -> list[Line]:
 
 
 def advice(run: RunFiles) -> Advice:
-    """Say in two sentences how the features do, and what to do next, as the suite does."""
+    """Return the suite's two sentences: how the features do, and what to do next."""
     if run.evaluation is not None:
         return advise(run.evaluation)
     if run.data["classes"]:
@@ -142,7 +142,7 @@ def first_number(evaluation: Tree | None) -> First | None:
 
 
 def summary(run: RunFiles) -> Markup:
-    """Say whether the weights are the end's, the verdict, what was trained, and the first number.
+    """Write whether the weights are the end's, the verdict, what was trained, the first number.
 
     Which is better is the verdict's to say, by paired intervals; those of the table overlap sooner.
     """
@@ -170,7 +170,7 @@ def summary(run: RunFiles) -> Markup:
 
 
 def unfinished_text(run: RunFiles) -> str:
-    """Say that the weights were not those of the end of training; '' where they were."""
+    """Warn of weights that are not those of the end of training; '' where they are."""
     return unfinished(run.facts, run.recipe.get("steps"))
 
 

@@ -35,7 +35,7 @@ def newest(run_dir: Path) -> Path | None:
 
 
 def describe_newest(run_dir: Path) -> str:
-    """Say, in a message about a run that ended, which checkpoint it left."""
+    """Return which checkpoint a run that ended has left, for a message."""
     last = newest(run_dir)
     return f"the last checkpoint is {last.name}" if last else "no checkpoint was written yet"
 

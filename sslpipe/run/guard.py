@@ -252,7 +252,7 @@ def advice(optim: Optim, precision: str, *, moved: bool) -> str:
 
 
 def _before(run_dir: Path) -> str:
-    """Say what a run has from before its skipped steps: the last finite log line, a checkpoint."""
+    """Describe what a run has from before its skipped steps: a finite log line, a checkpoint."""
     lines = [line for line in read_metrics(run_dir) if None not in map(line.get, _LOGGED)]
     numbers = ", ".join(f"{key} {lines[-1][key]:.4g}" for key in _LOGGED) if lines else ""
     none = "no log line is finite (run.log_steps = 1 logs every step)"

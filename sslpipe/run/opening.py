@@ -224,7 +224,7 @@ def _listen_for_a_stop(held: HeldDirectory, reporter: RunLog) -> StopRequest:
 
 
 def _announce(run: Run[PartsT], remarks: Sequence[str]) -> None:
-    """Say on the console what begins: machine, data, parameter groups, then warnings."""
+    """Print what begins: machine, data, parameter groups, then warnings."""
     world = run.process.world_size
     recipe = run.recipe
     start = f"resumed at step {run.first_step}" if run.first_step else "from the start"

@@ -47,7 +47,7 @@ def to_member(raw: bytes) -> tuple[Kind, bytes]:
 
 
 def remarks_on(raw: bytes, *, on_background: bool) -> list[str]:
-    """Say what an image that can be decoded loses on the way to 8-bit RGB, or that it is tiny."""
+    """Return what a decodable image loses on the way to 8-bit RGB, or that it is tiny."""
     remarks = []
     try:
         if image_kind(raw) is not None and min(header_size(raw)) < SMALL_PX:

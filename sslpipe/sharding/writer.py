@@ -153,7 +153,7 @@ def cut_test(
 
 
 def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str]:
-    """Say what share of the samples, classes and groups of `by` each split has; a line a split."""
+    """Describe each split in a line: its share of the samples, classes and groups of `by`."""
     labels = next(iter(splits.values())).images.labels
     classes = len(np.unique(labels[labels >= 0]))
     lines = []

@@ -92,7 +92,7 @@ class LabelCounts(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Say what counts. A miner takes pairs or triplets away; it never adds one.
+    """Hold the pairs that count. A miner takes pairs or triplets away; it never adds one.
 
     triplets holds, for the anchor's p-th positive in column order, which negatives form a triplet
     with it; None: every positive with every negative. Only losses of triplets look at it, so

@@ -230,7 +230,7 @@ def verify_command(
     ] = None,
     far: Far = 0.001,
 ) -> None:
-    """Say whether two images show one identity. Exit status 0: yes, 1: no."""
+    """Decide whether two images show one identity. Exit status 0: yes, 1: no."""
     if (threshold is None) == (pairs is None):
         raise UserError("give --threshold, or --pairs FOLDER to set one by")
     check_model(model.model)
