@@ -105,11 +105,17 @@ def api_entries(page: str) -> Iterator[str]:
 
 
 def notebook_page(file: Path) -> str:
-    """Write a notebook's cells as Markdown; the notebook itself can be downloaded."""
+    """Write a notebook's cells and outputs as Markdown; the notebook itself can be downloaded."""
     parts = []
     for cell in loads(file.read_text())["cells"]:
         text = "".join(cell["source"])
         parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                parts.append("```text\n" + "".join(output["text"]) + "```")
+            else:
+                picture = "".join(output["data"]["image/jpeg"])
+                parts.append(f'<img alt="" src="data:image/jpeg;base64,{picture}">')
     link = f"<a href='../notebooks/{file.name}' download>Download this notebook</a>"
     parts.insert(1, f"{link}, and run it with Jupyter from a clone.")
     return "\n\n".join(parts) + "\n"
