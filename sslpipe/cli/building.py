@@ -153,4 +153,4 @@ def print_report(folder: Path, manifest: "Manifest", report: "Report") -> None:
     print(f"{folder / 'dataset.json'}: {classes} classes; this report: {folder / FILE}")
     names = [*manifest.splits]
     split = [] if "train" in names else ["--split", names[0]]
-    say_next("shards", "show", folder, *split, "--out", "samples.png")
+    say_next(["shards", "show", folder, *split, "--out", "samples.png"])

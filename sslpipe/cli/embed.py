@@ -104,7 +104,7 @@ def embed(
         if process.rank == 0:
             say(f"{file}: features of split {name!r}")
     if process.rank == 0 and out.parent == Path(model) / "features":  # where a report finds them
-        say_next("report", model, "--data", data)
+        say_next(["report", model, "--data", data])
     end_processes()
 
 

@@ -194,4 +194,4 @@ def suite(
         work.copy_to_trackers(Path(model), report)
         work.print_report(report, out)
     if (Path(model) / "recipe.json").is_file():
-        say_next("report", model, "--data", data)
+        say_next(["report", model, "--data", data])

@@ -97,7 +97,7 @@ def export(
         show(f"{name}: {path}, {proofs.get(name, 'proved equal in a clean process')}")
     for name, reason in refusals(loaded).items() if "all" in formats else ():
         show(f"{name}: skipped: {reason}")
-    say_next_program("cat", out / "README.md")  # how each format is loaded
+    say_next_program(["cat", out / "README.md"])  # how each format is loaded
 
 
 @command(

@@ -7,6 +7,7 @@ what is piped stays as it is, and comes from the first process alone.
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,12 +82,12 @@ def plugin_words() -> list[str]:
     return [word for name in names for word in ("--plugin", name)]
 
 
-def say_next(*words: object, when: str = "") -> None:
+def say_next(words: Sequence[object], when: str = "") -> None:
     """Print `Next: sslpipe WORDS`; `when` something has happened, " when the job has ended"."""
-    say_next_program("sslpipe", *plugin_words(), *words, title=f"Next{when}")
+    say_next_program(["sslpipe", *plugin_words(), *words], title=f"Next{when}")
 
 
-def say_next_program(*words: object, title: str = "Next") -> None:
+def say_next_program(words: Sequence[object], title: str = "Next") -> None:
     """Print `Next: WORDS`, the command of another program; see `say_next`."""
     stream = sys.stdout
     if stream is not None:
@@ -103,10 +104,10 @@ def after_a_look(data: str | Path, *overrides: str) -> None:
 
     words = ["--data", manifest_url(data), *overrides]
     if FIRST_RECIPE.is_file():
-        say_next("check", FIRST_RECIPE, *words)
+        say_next(["check", FIRST_RECIPE, *words])
     if ADAPTING.is_file():
-        start = ("sslpipe", "check", ADAPTING, "--init", "timm/NAME@WEIGHTS.pth")
-        say_next_program(*start, *words, title="Or, from pretrained weights")
+        start = ["sslpipe", "check", ADAPTING, "--init", "timm/NAME@WEIGHTS.pth"]
+        say_next_program([*start, *words], title="Or, from pretrained weights")
 
 
 def new_run_dir(name: str) -> Path:
@@ -119,9 +120,9 @@ def after_train(run_dir: Path, data: str, index: "DatasetIndex") -> None:
     """Measure the run, where the data set has labels to measure with; else look at neighbours."""
     both = {"train", "test"} <= {*index.manifest.splits}
     if both and (index.split("test").labels >= 0).any():
-        say_next("evaluate", "suite", run_dir, "--data", data, "--out", run_dir / "eval.json")
+        say_next(["evaluate", "suite", run_dir, "--data", data, "--out", run_dir / "eval.json"])
     elif "test" in index.manifest.splits:  # the report shows the neighbours of these
         out = run_dir / "features" / "test.safetensors"
-        say_next("embed", run_dir, "--data", data, "--split", "test", "--out", out)
+        say_next(["embed", run_dir, "--data", data, "--split", "test", "--out", out])
     else:
-        say_next("report", run_dir, "--data", data)
+        say_next(["report", run_dir, "--data", data])

@@ -82,7 +82,7 @@ def report(
     write_atomically(target, page)
     say(f"{target}: {len(page) / 1e6:.1f} MB, open it in a browser")
     if not several and not (run_dir / "backbone").exists():
-        say_next("export", run_dir, "--out", run_dir / "backbone")
+        say_next(["export", run_dir, "--out", run_dir / "backbone"])
 
 
 def _views(run_dir: Path, index: "DatasetIndex") -> bytes | None:

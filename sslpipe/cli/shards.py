@@ -233,9 +233,9 @@ def verify(
     total = sum(splits[key][k].samples for key, k in jobs)
     title = f"verify {Path(folder).name}"
     with progress(title, total) as advance, ThreadPoolExecutor(num_workers) as pool:
-        results = pool.map(lambda job: verify_shard(data, *job), jobs)
-        for (key, k), found in zip(jobs, results, strict=True):
-            faults += found
+        running = [pool.submit(verify_shard, data, key, k) for key, k in jobs]
+        for (key, k), each in zip(jobs, running, strict=True):
+            faults += each.result()
             advance(splits[key][k].samples)
     faults += [fault for key in splits for fault in verify_columns(data, key)]
     for fault in faults:

@@ -100,17 +100,27 @@ def say_once(text: str) -> None:
 
 
 def load_model(
-    source: str | Path, checkpoint: str | None, weights: Any, device: str = "cpu", **options: Any
+    source: str | Path,
+    checkpoint: str | None,
+    weights: Any,
+    *,
+    device: str = "cpu",
+    with_projector: bool | None = None,
 ) -> "FrozenBackbone":
     """Load a backbone; say which weights of a run were chosen, unless its newest trained ones.
 
-    `device` is that of --device; options: those of `load_backbone`.
+    `device` is that of --device; `with_projector` as in `load_backbone`.
     """
     from sslpipe.distributed import pick_device
     from sslpipe.export.load import load_backbone
 
     target = pick_device(device, f"--device {device}")
-    model = load_backbone(source, checkpoint=checkpoint, weights=weights, **options)
+    model = load_backbone(
+        source,
+        checkpoint=checkpoint,
+        weights=weights,
+        with_projector=with_projector,
+    )
     facts = model.config.facts
     if {"checkpoint", "weights", "checkpoint_reason"} & {*facts}:
         kind = "averaged (optim.ema)" if facts.get("weights") == "ema" else "trained"

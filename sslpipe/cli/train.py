@@ -98,7 +98,7 @@ def check(
         with working("check: a few images are embedded"):
             spread = start_concentration(plan)
         say_once(spread)
-    say_next("preview", *training.words(data), "--out", "views.png")
+    say_next(["preview", *training.words(data), "--out", "views.png"])
 
 
 def _check_settings(recipe: "RunRecipe") -> None:
@@ -110,7 +110,7 @@ def _check_settings(recipe: "RunRecipe") -> None:
         "The settings are valid; nothing was built. Parts, sizes, memory, time, steps and digest "
         "need a data set: --data DATA/dataset.json"
     )
-    say_next("shards", "build", "--help")
+    say_next(["shards", "build", "--help"])
 
 
 @command(
@@ -209,9 +209,9 @@ def preview(
         print(line)
     show(f"{len(drawn)} images and their views: {out}")
     if run_dir := inputs.recorded_in(training.recipe):
-        say_next("status", run_dir)
+        say_next(["status", run_dir])
     else:
-        say_next("train", *training.words(data), "--run-dir", new_run_dir(loaded.name))
+        say_next(["train", *training.words(data), "--run-dir", new_run_dir(loaded.name)])
 
 
 @command(
@@ -378,4 +378,4 @@ def slurm(
     if done.returncode:
         raise UserError(f"sbatch refused the job: {done.stderr.strip()}")
     show(done.stdout.strip())
-    say_next("status", run_dir, when=" when the job runs")
+    say_next(["status", run_dir], when=" when the job runs")

@@ -249,7 +249,7 @@ def outliers(
     said = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
     show(f"{out}: of {len(split)} samples of {split.name}: {said}")
     words = ["--count", min(50, len(rows.ids)), "--out", out.with_name("clusters")]
-    say_next("curate", "clusters", embedded.features, "--data", embedded.data, *words)
+    say_next(["curate", "clusters", embedded.features, "--data", embedded.data, *words])
 
 
 @command(
@@ -289,7 +289,7 @@ def clusters(
     without = int((rows.labels < 0).sum())
     few = ["--count", min(100, without or len(rows.ids)), "--out", out.with_name("chosen")]
     few += ["--images", *([] if without else ["--ignore-labels"])]
-    say_next("curate", "select", embedded.features, "--data", embedded.data, *few)
+    say_next(["curate", "select", embedded.features, "--data", embedded.data, *few])
 
 
 @command(
@@ -379,17 +379,8 @@ def select(
     show(f"{out}: {count} of {len(rows.ids)} samples of {split.name}")
     when = " when its column `label` is filled in"
     if images:
-        say_next("shards", "build", out / "shards", "--source", "csv", "--csv", path, when=when)
+        say_next(["shards", "build", out / "shards", "--source", "csv", "--csv", path], when=when)
     else:
-        words = ["--labels", path, "--out", out.with_name("next")]
-        say_next(
-            "curate",
-            "select",
-            embedded.features,
-            "--data",
-            embedded.data,
-            "--count",
-            count,
-            *words,
-            when=when,
-        )
+        of = [embedded.features, "--data", embedded.data]
+        more = ["--count", count, "--labels", path, "--out", out.with_name("next")]
+        say_next(["curate", "select", *of, *more], when=when)

@@ -158,11 +158,12 @@ def _score(cropped: Tensor, target: Tensor) -> Tensor:
     views = whole_and_crops(cropped, COMPARE_PX)  # (P, V, 3, px, px)
     wanted = whole(target, COMPARE_PX)
     every = torch.arange(len(wanted))
-    scores = []
-    for shown in (wanted, wanted.flip(3)):
+
+    def score(shown: Tensor) -> Tensor:
         alike = torch.einsum("pvd,pd->pv", _units(views.flatten(2)), _units(shown.flatten(1)))
-        scores.append(_worst_window(views[every, alike.argmax(1)], shown))
-    return torch.maximum(*scores)
+        return _worst_window(views[every, alike.argmax(1)], shown)
+
+    return torch.maximum(score(wanted), score(wanted.flip(3)))
 
 
 def _worst_window(shown: Tensor, wanted: Tensor) -> Tensor:

@@ -52,7 +52,8 @@ def find_leaks(
         DataError: A shard cannot be read.
     """
     if all(split.has_values(COLUMN) for split in splits):
-        return Leaks(_by_column(*splits), f"by the column {COLUMN}")
+        train, test = splits
+        return Leaks(_by_column(train, test), f"by the column {COLUMN}")
     wanted = _near(rows, pixels(), len(splits[0].image_type.channels))
     ids = [np.unique(side) for side in wanted.T]
     count = sum(map(len, ids))

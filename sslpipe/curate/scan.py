@@ -181,12 +181,12 @@ def each_part(
         return gather(seen)
 
     if not num_workers:
-        yield from (look_at(*part) for part in parts)
+        yield from (look_at(shard, rows) for shard, rows in parts)
         return
     with one_thread_an_operation(), ThreadPoolExecutor(num_workers, "sslpipe-scan") as pool:
         ahead: deque[Future[U]] = deque()
-        for part in parts:
-            ahead.append(pool.submit(look_at, *part))
+        for shard, rows in parts:
+            ahead.append(pool.submit(look_at, shard, rows))
             if len(ahead) > 2 * num_workers:
                 yield ahead.popleft().result()
         while ahead:

@@ -150,7 +150,17 @@ def rank_with_labels(
         more = {m: paired_means(reports[m], base[m], reports["class"]) for m in METRICS}
         values = {m: float(reports[m].mean()) for m in METRICS}
         score = float(chooses[CHOSEN_BY].mean())
-        ranked.append(Ranked(*row, score, values, more, more[CHOSEN_BY].p))
+        parts, power = row
+        ranked.append(
+            Ranked(
+                parts=parts,
+                power=power,
+                score=score,
+                values=values,
+                more=more,
+                p=more[CHOSEN_BY].p,
+            )
+        )
     # the base itself is no comparison
     others = [n for n, each in enumerate(ranked) if each[:2] != base_row]
     for n, p in zip(others, holm([ranked[n].p for n in others]), strict=True):

@@ -197,7 +197,7 @@ class ImageSearch:
             raise UserError(f"top = {top} is not 1 or more")
         chosen = self._where(where)
         found = self._nearest(self.prepare(queries), top, chosen)
-        return [[self._hit(*each) for each in near] for near in found]
+        return [[self._hit(score, part, row) for score, part, row in near] for near in found]
 
     def key(self, hit: Hit) -> str:
         """Return the path that the image was built from where it is known, else its shard's key.

@@ -130,9 +130,9 @@ def test_a_training_without_labelled_test_images_is_shown(follow, tmp_path):
 
 def test_only_the_first_of_several_processes_says_it_and_no_script(monkeypatch, capsys):
     monkeypatch.setenv("SSLPIPE_NEXT", "0")
-    next_step.say_next("status", "a run")
+    next_step.say_next(["status", "a run"])
     monkeypatch.delenv("SSLPIPE_NEXT")
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
-        next_step.say_next("status", "a run")
+        next_step.say_next(["status", "a run"])
     assert capsys.readouterr().err == "Next: sslpipe status 'a run'\n"

@@ -182,13 +182,13 @@ def choose_weights(
         )
     say(f"{backbone}: {best_row.name}, for load_backbone, search, export and evaluate")
     say_next(
-        "embed", backbone, "--data", data, "--split", split, "--out", f"{backbone}.safetensors"
+        ["embed", backbone, "--data", data, "--split", split, "--out", f"{backbone}.safetensors"]
     )
     if lacking is None and LABELLED.is_file():
         single = next(row for row in ranked if len(row.parts) == 1)
         words = ["--init", found[single.parts[0]].source, "--data", data]
         when = ", to train it with these labels"
-        say_next("train", LABELLED, *words, "--run-dir", new_run_dir("labelled"), when=when)
+        say_next(["train", LABELLED, *words, "--run-dir", new_run_dir("labelled")], when=when)
     if failed:
         raise typer.Exit(2)
 

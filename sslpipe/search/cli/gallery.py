@@ -65,9 +65,9 @@ def enrol(
     book, names = _enrol(gallery, backbone, named, flatten)
     show(f"{gallery}: {len(names)} images of {len({*names})} names; {len(book)} names in all")
     if book.calibrated:
-        say_next("gallery", "identify", gallery, folder, "--model", model.model)
+        say_next(["gallery", "identify", gallery, folder, "--model", model.model])
     else:
-        say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model.model)
+        say_next(["gallery", "calibrate", gallery, "STRANGERS", "--model", model.model])
 
 
 def _enrol(
@@ -176,7 +176,7 @@ def calibrate(
     if len(embeddings) * far < 1:
         few = f"fewer than {1 / far:.0f} strangers say little about FAR {far:g}"
         say(f"{few}: the threshold lies just above the highest of them", "yellow")
-    say_next("gallery", "identify", gallery, strangers, "--model", model.model)
+    say_next(["gallery", "identify", gallery, strangers, "--model", model.model])
 
 
 @command(
@@ -213,7 +213,7 @@ def identify(
             print(f"{path}\t{name}\t{match.score:.4f}{unsure}")
     if not book.calibrated:
         say(NO_THRESHOLD, "yellow")
-        say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model.model)
+        say_next(["gallery", "calibrate", gallery, "STRANGERS", "--model", model.model])
 
 
 @command(
