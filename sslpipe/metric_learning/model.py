@@ -1,6 +1,7 @@
 """What a fine-tuning trains: a backbone and its losses, in one module; the queue of past rows."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -117,9 +118,10 @@ class MetricTask(nn.Module):
         terms = []
         for weight, loss in zip(self.weights, self.losses, strict=True):
             try:
-                own = isinstance(loss, Head | MetricLoss)  # others do not know the argument
-                known = {"counts": counts} if own else {}
-                term = loss(embeddings, labels, ids=ids, ref=ref, miner=self.miner, **known)
+                compute = partial(loss, embeddings, labels, ids=ids, ref=ref, miner=self.miner)
+                # losses of others do not know the argument
+                is_own = isinstance(loss, Head | MetricLoss)
+                term = compute(counts=counts) if is_own else compute()
             except ValueError as error:  # sizes and settings that only rows and labels contradict
                 raise RecipeError(f"[loss] {type(loss).__name__}: {error}") from error
             terms.append(weight * term)

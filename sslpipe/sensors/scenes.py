@@ -262,7 +262,7 @@ def _joined(parts: Sequence[Planes]) -> Planes:
         return parts[0]
     kinds = [(part.total, part.shape[:2], part.dtype) for part in parts]
     if other := next((kind for kind in kinds if kind != kinds[0]), None):
-        one, two = ("{} x {} {}".format(*kind) for kind in (kinds[0], other))
+        one, two = (f"{total} x {size} {dtype}" for total, size, dtype in (kinds[0], other))
         raise BadSample(f"channels of {one} and {two}")
 
     def read(image: int, rows: slice, columns: slice) -> Array:
@@ -322,8 +322,10 @@ def _windows(planes: Planes, sensors: Sensors) -> list[_Window]:
             f"{wide} x {tall} px of {channels} channels are {size} bytes, more than the limits of "
             f"{MAX_PIXELS} px and {MAX_BYTES} bytes: cut it with --tile"
         )
-    places = itertools.product(range(planes.total), tops, lefts)
-    return [_Window(*place, tall, wide) for place in places]
+    return [
+        _Window(page=page, y=top, x=left, height=tall, width=wide)
+        for page, top, left in itertools.product(range(planes.total), tops, lefts)
+    ]
 
 
 def _with_content(scene: _Scene, least: float, workers: int) -> _Scene:

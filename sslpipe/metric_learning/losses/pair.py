@@ -52,11 +52,13 @@ class ContrastiveLoss(MetricLoss):
         d = batch.distances("euclidean")
         near, far = (d.new_full((len(d),), bound) for bound in (self.positive_margin, self.margin))
         factor = 0.5 if self.halved else 1.0
-        terms = [
+        positive, negative = (
             term._replace(total=factor * term.total)
             for term in _hinges(d, pairs, near, far, self.squared)
-        ]
-        return terms if self.sides == "apart" else [_together(*terms)]
+        )
+        if self.sides == "apart":
+            return [positive, negative]
+        return [_together(positive, negative)]
 
 
 class ChopraLoss(MetricLoss):
