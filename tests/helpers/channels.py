@@ -15,7 +15,7 @@ from tests.helpers.runs import command_line
 from tests.helpers.shards import write_tar
 
 RECIPE = {
-    "name": "sensors",
+    "name": "channels",
     "seed": 0,
     "steps": 30,
     "data": {"batch_size": 32, "num_streams": 8, "canvas_px": 32, "shuffle_window": 8},
