@@ -81,10 +81,36 @@ def parse(words: list[str], *, strict: bool) -> None:
 
 @every_page
 def test_a_page_is_short(name):
-    lines = TEXTS[name].splitlines()
-    assert len(lines) <= (150 if name == "README.md" else 200)
-    if name in ("README.md", "docs/extending.md"):  # read as text, too
-        assert max(map(len, lines)) <= 120
+    """One to two screens, and what its Python takes; as text at most 120 columns wide."""
+    text = TEXTS[name]
+    short = re.sub(r"^```python\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    limit = 150 if name == "README.md" else 120
+    assert len((text if name == "README.md" else short).splitlines()) <= limit
+    if name.startswith("docs/") and name not in ("docs/faults.md", "docs/extending.md"):
+        text = "".join(line for line in text.splitlines(True) if not line.startswith("|"))
+    if name.startswith(("docs/", "README")) and name != "docs/faults.md":
+        assert max(map(len, text.splitlines())) <= 120
+
+
+@every_page
+def test_commands_fit_the_width_of_the_site(name):
+    for language, code in blocks(TEXTS[name]):
+        if language in ("sh", "bash"):
+            assert max(map(len, code.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name.startswith("docs/")])
+def test_a_guide_begins_with_a_question_and_a_command(name):
+    if name in ("docs/architecture.md", "docs/coming-from.md", "docs/faults.md"):
+        return
+    opening, fence, _ = TEXTS[name].partition("```")
+    assert fence
+    assert "?" in opening
+    assert opening.count("\n") <= 8
+
+
+def test_there_are_at_most_twenty_guides():
+    assert len([*(ROOT / "docs").glob("*.md")]) <= 21
 
 
 @every_page
