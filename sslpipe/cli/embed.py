@@ -76,7 +76,7 @@ def embed(
 
     from sslpipe.cli.inputs import start
     from sslpipe.distributed import end_processes
-    from sslpipe.evaluation.embed import embed_to_file
+    from sslpipe.evaluation.embed_file import embed_to_file
 
     target, process = start(embedding.device)
     backbone = load_model(model, run.checkpoint, run.weights).to(target)

@@ -23,7 +23,8 @@ from sslpipe.data.index import Split
 from sslpipe.data.reader import OnBad
 from sslpipe.errors import UserError
 from sslpipe.evaluation.advice import advise
-from sslpipe.evaluation.embed import Embeddings, embed_to_file
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import (
     data_metadata,
     embed_pair,

@@ -1,11 +1,9 @@
 """A backbone and a split -> one row of features a sample, in the order of their ids."""
 
 import hashlib
-import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,9 +17,8 @@ from torch import Tensor, nn
 from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass
 from sslpipe.data.pipeline import Batch
-from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.data.storage import load_array
-from sslpipe.distributed import Rank, agree, all_gather_rows
+from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
 from sslpipe.files import Stored, json_text, parse_json, parse_object
 from sslpipe.models.state import (
@@ -31,7 +28,7 @@ from sslpipe.models.state import (
     module_sha256,
     weights_dtype,
 )
-from sslpipe.portable import disk_error, memory_is_short, open_regular, replacing, write_atomically
+from sslpipe.portable import memory_is_short, open_regular, replacing
 from sslpipe.precision import wide_dtype
 
 
@@ -106,13 +103,14 @@ def embed(
     together = Embeddings(*rows)
     if not bool((together.ids[1:] > together.ids[:-1]).all()):
         together = together.rows(torch.argsort(together.ids))
-    _check_all(together, split)
+    check_all(together, split)
     if network is not None:
         check_rows(together, split.name, network)
     return together
 
 
-def _check_all(rows: Embeddings, split: Split) -> None:
+def check_all(rows: Embeddings, split: Split) -> None:
+    """Check that a split has rows, each sample once. Raises: DataError where none could be read."""
     if len(rows.ids) == 0:
         raise DataError(f"split {split.name!r}: no sample of it could be read")
     assert bool((rows.ids[1:] > rows.ids[:-1]).all()), "a sample was embedded twice"
@@ -370,130 +368,3 @@ def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> N
             f"{name}: {unlabelled} of {len(labels)} rows have no label (-1); "
             "leave them out or give the split labels"
         )
-
-
-# The pass of `sslpipe embed`. While it runs, OUT's neighbour `.OUT.parts/` holds one file for each
-# PART_SAMPLES consecutive ids, whole or not there. Parts do not depend on the number of processes,
-# so a pass that was killed is resumed with any number of them and gives the same bytes.
-PART_SAMPLES = 4096
-
-
-def embed_to_file(
-    out: Path,
-    backbone: nn.Module,
-    view: View,
-    split: Split,
-    facts: dict[str, Any],
-    *,
-    network: str = "the backbone",
-    process: Rank = Rank(),  # noqa: B008 (immutable)
-    finish: Callable[[Embeddings], Embeddings] | None = None,
-    canvas_px: int = 256,
-    bar: Callable[[int], AbstractContextManager[Callable[[int], None]]] | None = None,
-    on_bad: OnBad | None = None,
-    **reading: Any,
-) -> None:
-    """Write features, labels and ids of each sample of the split, once, in id order. Collective.
-
-    Args:
-        out: The file; see `save_embeddings`.
-        backbone: As in `embed`.
-        view: Makes its images.
-        split: Where the samples are.
-        facts: What decides the features, plain values; parts of other facts are thrown away. The
-            file carries them, and `left_out`: the samples that could not be decoded.
-        network: Names the backbone in messages.
-        process: This process, which embeds every world_size-th part.
-        finish: What is done to the rows of each part: whitening, say.
-        canvas_px: As in `embed`.
-        bar: Takes the samples left to this process; a context of what is called for each batch.
-        on_bad: As in `embed`.
-        **reading: batch_size, num_workers and device of `embed`.
-
-    Raises:
-        DataError: As `embed`; what was done until then is kept.
-    """
-    # which parts are missing: one answer on all processes
-    parts = out.with_name(f".{out.name}.parts")
-    facts = {**facts, "canvas_px": canvas_px}
-    all_ids = np.arange(len(split), dtype=np.int64)
-    ids = [all_ids[at : at + PART_SAMPLES] for at in range(0, len(split), PART_SAMPLES)]
-    files = [parts / f"{number:06d}.safetensors" for number in range(len(ids))]
-    if process.rank == 0:
-        with _room_for(out):
-            _open(parts, {**facts, "part_samples": PART_SAMPLES, "samples": len(split)})
-    agree(False)  # the others wait for rank 0
-    todo = [part for part in zip(files, ids, strict=True) if not part[0].is_file()]
-    agree(False)  # all have looked before the first writes
-
-    # each process embeds its share of them
-    todo = todo[process.rank :: process.world_size]
-    left = sum(len(own) for _, own in todo)
-    bad: list[Quarantined] = []
-
-    def report(one: Quarantined) -> None:
-        bad.append(one)
-        assert on_bad is not None
-        on_bad(one)
-
-    with nullcontext() if bar is None else bar(left) as progress:
-        for file, own in todo:
-            bad.clear()
-            reading |= {"ids": own, "canvas_px": canvas_px, "progress": progress}
-            reading |= {"on_bad": None if on_bad is None else report}
-            rows = embed_here(backbone, view, split, process=Rank(), **reading)
-            check_rows(rows, split.name, network)
-            if finish is not None and len(rows.ids):
-                rows = finish(rows)
-            left_out = [one._asdict() for one in sorted(bad)]
-            with _room_for(out):
-                save_embeddings(file, rows, {"left_out": left_out})
-    agree(False)
-
-    # rank 0 joins them into one file
-    if process.rank == 0:
-        with _room_for(out):
-            _join(out, files, split, facts)
-        shutil.rmtree(parts)
-    agree(False)
-
-
-@contextmanager
-def _room_for(out: Path) -> Iterator[None]:
-    """Where the disk fails, name the file to be made, and give back what its parts take."""
-    try:
-        yield
-    except OSError as error:
-        if not disk_error(error):
-            raise
-        shutil.rmtree(out.with_name(f".{out.name}.parts"), ignore_errors=True)
-        raise OSError(error.errno, error.strerror, str(out)) from error
-
-
-def _open(parts: Path, identity: dict[str, Any]) -> None:
-    """The folder of the parts; emptied unless they are of this very pass."""
-    text = json_text(identity)
-    path = parts / "identity.json"
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
-        return
-    shutil.rmtree(parts, ignore_errors=True)
-    parts.mkdir(parents=True)
-    write_atomically(path, text)
-
-
-def _join(out: Path, files: list[Path], split: Split, facts: dict[str, Any]) -> None:
-    rows: list[Embeddings] = []
-    left_out: list[dict[str, Any]] = []
-    for path in files:
-        try:
-            part, metadata = read_embeddings(path)
-        except DataError as error:
-            path.unlink()
-            raise DataError(f"{error}; it is removed: the same command makes it anew") from error
-        left_out += metadata["left_out"]
-        rows.append(part)
-    some = [part for part in rows if len(part.ids)] or rows[:1]
-    together = Embeddings(*map(torch.cat, zip(*some, strict=True)))
-    _check_all(together, split)
-    assert len(together.ids) + len(left_out) == len(split), "a sample was skipped silently"
-    save_embeddings(out, together, {**facts, "left_out": left_out})

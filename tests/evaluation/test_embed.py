@@ -14,15 +14,14 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.evaluation import embed as embed_file
-from sslpipe.evaluation import features
+from sslpipe.evaluation import embed_file, features
 from sslpipe.evaluation.embed import (
     Embeddings,
     embed,
-    embed_to_file,
     load_embeddings,
     save_embeddings,
 )
+from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import pixel_features, random_backbone
 from sslpipe.models.momentum import averaged
 from sslpipe.models.state import evaluating, module_sha256
