@@ -32,7 +32,7 @@ from benchmarks.trainings import Found, embedded
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.knn import few_rows
+from sslpipe.evaluation.few_shot import few_rows
 from tests.helpers.dataset import write_dataset
 
 # parts that a CPU cannot try

@@ -33,8 +33,8 @@ from benchmarks.graded.table import (
 from benchmarks.trainings import embedded, search
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.few_shot import few_rows
 from sslpipe.evaluation.flatten import POWERS
-from sslpipe.evaluation.knn import few_rows
 from sslpipe.search.choose import CornerViews, rank_with_labels, rank_without_labels
 
 ROWS = [*((name,) for name in CANDIDATES), *JOINS]

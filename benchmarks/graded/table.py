@@ -25,7 +25,8 @@ from benchmarks.common import machine, parser, print_table, save
 from benchmarks.trainings import Column, Tree, efficientnet, embedded, paired, search, side_by_side
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.knn import few_rows, knn_results
+from sslpipe.evaluation.few_shot import few_rows
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.whiten import FLOOR, fit_powers
 from sslpipe.export.load import FrozenBackbone, load_backbone
 

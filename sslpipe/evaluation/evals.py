@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from sslpipe.evaluation.clusters import clusters
-from sslpipe.evaluation.knn import few_shot_knn, knn_results
+from sslpipe.evaluation.few_shot import few_shot_knn
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval

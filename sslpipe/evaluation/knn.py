@@ -1,8 +1,8 @@
-"""k nearest neighbours by cosine: the label of a query from the labels around it, all or a few."""
+"""k nearest neighbours by cosine: the label of a query from the labels around it."""
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -11,12 +11,10 @@ from torch import Tensor
 
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.groups import GroupCodes, hidden_ids
 from sslpipe.evaluation.neighbours import Neighbours, Search, nearest
 from sslpipe.evaluation.result import Result, accuracy, check_known
-from sslpipe.random import permutation
 
 Vote = Literal["weighted", "majority"]
 Votes = Literal["weighted", "majority", "both"]
@@ -128,87 +126,3 @@ def _vote(
         winner = tied.to(torch.uint8).argmax(dim=1, keepdim=True)  # the first of them
         predicted.append(voters.gather(1, winner)[:, 0].cpu().numpy())
     return np.concatenate(predicted)
-
-
-def few_shot_knn(
-    bank: Embeddings,
-    queries: Embeddings,
-    *,
-    labels_per_class: int,
-    k: Sequence[int] = (10,),
-    draws: int = 5,
-    seed: int = 0,
-    temperature: float = INSTDISC_TEMPERATURE,
-    vote: Vote = "weighted",
-    process: Rank = Rank(),  # noqa: B008 (immutable)
-) -> list[Result]:
-    """Average top-1 over banks of a few labels per class; one result for each k.
-
-    Draw d takes labels_per_class rows of each class, chosen by hashes of seed, d and the row's
-    place among the sorted ids: the same rows for every backbone.
-
-    Args:
-        bank: Labelled rows to draw from.
-        queries: Labelled rows to score.
-        labels_per_class: Rows of each class in a bank.
-        k: Numbers of neighbours.
-        draws: Banks, at least 2.
-        seed: Of the draws.
-        temperature: T > 0 of the weighted vote.
-        vote: "weighted" or "majority".
-        process: This process; see `knn_results`.
-
-    Returns:
-        details["draws"]: the accuracy of each; details["spread"]: their standard deviation (n - 1).
-        The interval is over queries and draws.
-
-    Raises:
-        DataError: A class has fewer rows.
-    """
-    check_pair(bank, queries)
-    check_known("vote", vote, get_args(Vote))
-    if draws < 2:
-        raise DataError(f"draws = {draws}: a spread needs at least 2")
-    options: dict[str, Any] = {"k": k, "temperature": temperature, "vote": vote}
-    banks = (bank.rows(few_rows(bank, labels_per_class, seed, draw)) for draw in range(draws))
-    of_draws = [knn_results(few, queries, process=process, **options) for few in banks]
-    results = []
-    for of_k in zip(*of_draws, strict=True):
-        hits = np.stack([np.asarray(result.scores) for result in of_k])  # (draws, Q)
-        accuracies = hits.mean(axis=1)
-        details = {"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))}
-        name = f"{of_k[0].protocol} {labels_per_class}/class draws={draws} seed={seed}"
-        counted = (hits.shape[1], of_k[0].bank, details)
-        value = float(accuracies.mean())
-        interval = bootstrap95(hits)
-        results.append(Result(name, "top1", value, interval, *counted, scores=hits))
-    return results
-
-
-def few_rows(bank: Embeddings, labels_per_class: int, seed: int, draw: int) -> Tensor:
-    """Choose the rows of one draw, sorted, (classes * labels_per_class,) int64."""
-    labels = bank.labels.cpu().numpy()
-    members, places = by_class(shuffled(bank, seed, draw), labels)
-    chosen = members[places < labels_per_class]
-    known, counts = np.unique(labels[chosen], return_counts=True)
-    if (lacking := np.flatnonzero(counts < labels_per_class)).size:
-        raise DataError(
-            f"class {known[lacking[0]]} has {counts[lacking[0]]} rows in the bank, fewer than the "
-            f"{labels_per_class} labels per class requested"
-        )
-    return torch.from_numpy(np.sort(chosen)).to(bank.features.device)
-
-
-def shuffled(rows: Embeddings, *words: int) -> NDArray[np.int64]:
-    """Number the rows in an order of hashes of `words` and of their places among the sorted ids."""
-    order = torch.argsort(rows.ids).cpu().numpy()  # so that the rows' own order does not matter
-    return order[permutation(len(order), *words)]
-
-
-def by_class(
-    rows: NDArray[np.int64], labels: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sort row numbers by their labels, in each class as they come; with each one's place there."""
-    members = rows[np.argsort(labels[rows], kind="stable")]
-    own = labels[members]
-    return members, np.arange(len(members)) - np.searchsorted(own, own)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.knn import by_class, check_pair, shuffled
+from sslpipe.evaluation.few_shot import by_class, shuffled
+from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.logistic import Linear, axes_with_variance, fit_logistic, predict
 from sslpipe.evaluation.result import Result, accuracy
 

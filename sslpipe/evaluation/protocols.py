@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
+from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.flatten import choose_power
-from sslpipe.evaluation.knn import DINO_K, few_shot_knn, knn_results, protocol_id
+from sslpipe.evaluation.knn import DINO_K, knn_results, protocol_id
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.retrieval import retrieval

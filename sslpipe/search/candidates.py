@@ -17,7 +17,7 @@ from sslpipe.data.reader import OnBad
 from sslpipe.errors import DataError, UserError, one_line
 from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
 from sslpipe.evaluation.features import Progress, saved_embeddings
-from sslpipe.evaluation.knn import by_class
+from sslpipe.evaluation.few_shot import by_class
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.files import json_text
 from sslpipe.models.backbones import JOIN

@@ -8,7 +8,8 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.arrays import knn
 from sslpipe.evaluation.difference import wilson95
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.knn import few_rows, few_shot_knn, knn_results
+from sslpipe.evaluation.few_shot import few_rows, few_shot_knn
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.neighbours import nearest
 
 

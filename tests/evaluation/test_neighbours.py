@@ -8,7 +8,8 @@ import torch
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation import neighbours
-from sslpipe.evaluation.knn import few_shot_knn, knn_results
+from sslpipe.evaluation.few_shot import few_shot_knn
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.neighbours import among_all, fixed_point_units, nearest, tile_numbers
 from tests.evaluation.test_knn import collapsed_rows, random_rows, tied_rows
 from tests.helpers.processes import run_processes

@@ -12,8 +12,9 @@ from sslpipe.cli.suite import suite_table
 from sslpipe.errors import DataError
 from sslpipe.evaluation import protocols, suite
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.flatten import choose_power
-from sslpipe.evaluation.knn import few_shot_knn, knn_results
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite import run_suite
