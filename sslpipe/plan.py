@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
@@ -29,8 +28,6 @@ from sslpipe.data.plan import (
     plan_order,
     with_holdout,
 )
-from sslpipe.data.reader import Reader
-from sslpipe.distributed import Rank
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start
@@ -73,6 +70,7 @@ class Pretraining(Plan[Parts]):
         split: What is trained on, and held out from.
         order: Which sample comes in which step.
         watched: Ids of the held-out samples, which are scored during the run.
+        bank: Ids of trained ones that these search, too; None: they search each other.
         pairing: Partners, masks and labels of [pairs]; None without.
         start: The weights it starts from.
         teacher: Features of [teacher]; None without.
@@ -80,12 +78,14 @@ class Pretraining(Plan[Parts]):
     """
 
     order_version: ClassVar[int] = ORDER_VERSION
+    monitor = staticmethod(monitor)
 
     recipe: Recipe
     index: DatasetIndex
     split: Split
     order: Order
     watched: NDArray[np.int64]
+    bank: NDArray[np.int64] | None
     pairing: Pairing | None
     start: Start
     teacher: TeacherFeatures | None
@@ -128,6 +128,7 @@ class Pretraining(Plan[Parts]):
             split=split,
             order=order,
             watched=watched,
+            bank=bank_ids(recipe, split),
             pairing=pairing,
             start=start,
             teacher=teacher,
@@ -175,29 +176,6 @@ class Pretraining(Plan[Parts]):
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
         """Return the integers that decide dropout and the like."""
         return (self.recipe.seed, step, rank, micro_batch)
-
-    def score(
-        self,
-        backbone: nn.Module,
-        view: EvalView,
-        *,
-        reader: Reader,
-        process: Rank,
-        device: torch.device,
-    ) -> dict[str, float]:
-        """Score the held-out samples by `monitor`. Collective."""
-        return monitor(
-            backbone,
-            view,
-            self.split,
-            self.watched,
-            process,
-            bank=bank_ids(self.recipe, self.split),
-            canvas_px=self.recipe.data.canvas_px,
-            num_workers=self.recipe.run.num_workers,
-            device=device,
-            reader=reader,
-        )
 
     def alarms(self, parts: Parts) -> Alarms:
         """Return what reads the numbers of each log line."""

@@ -15,7 +15,7 @@ from sslpipe.files import append_lines
 from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
 from sslpipe.run.lock import RunLock
-from sslpipe.run.log import RunLog
+from sslpipe.run.reporter import RunLog
 from sslpipe.run.status import render, status
 from tests.evaluation.test_verdict import compared
 from tests.helpers.runs import command_line, final_weights

@@ -15,7 +15,8 @@ import pytest
 from safetensors.torch import load_file
 
 from sslpipe.run.checkpoint_files import checkpoint_names
-from sslpipe.run.log import RunLog, read_metrics
+from sslpipe.run.log import read_metrics
+from sslpipe.run.reporter import RunLog
 from tests.helpers.processes import run_processes, start_python
 from tests.helpers.runs import (
     ROOT,

@@ -8,15 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from torch import nn
-
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, with_a_partner
-from sslpipe.data.reader import Reader
-from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.saved import SavedBackbone
@@ -73,6 +68,7 @@ class Finetuning(Plan[FinetuningParts]):
     """
 
     order_version: ClassVar[int] = ORDER_AND_PK_VERSION
+    monitor = staticmethod(retrieval_monitor)
 
     recipe: FinetuneRecipe
     index: DatasetIndex
@@ -135,29 +131,6 @@ class Finetuning(Plan[FinetuningParts]):
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
         """Return the integers that decide dropout and the like."""
         return (self.recipe.seed, step, rank)
-
-    def score(
-        self,
-        backbone: nn.Module,
-        view: EvalView,
-        *,
-        reader: Reader,
-        process: Rank,
-        device: torch.device,
-    ) -> dict[str, float]:
-        """Score the held-out samples by `retrieval_monitor`. Collective."""
-        return retrieval_monitor(
-            backbone,
-            view,
-            self.split,
-            self.watched,
-            process,
-            bank=self.bank,
-            canvas_px=self.recipe.data.canvas_px,
-            num_workers=self.recipe.run.num_workers,
-            device=device,
-            reader=reader,
-        )
 
     def alarms(self, parts: FinetuningParts) -> Alarms:
         """Return what reads the numbers of each log line."""

@@ -11,8 +11,9 @@ from sslpipe.data.loader import open_reader
 from sslpipe.run.best import EMA, Best
 from sslpipe.run.directory import HeldDirectory
 from sslpipe.run.health import StartAlarm
-from sslpipe.run.log import RunLog, read_metrics
+from sslpipe.run.log import read_metrics
 from sslpipe.run.plan import PartsT, Plan
+from sslpipe.run.reporter import Reporter
 
 
 class Monitor:
@@ -40,7 +41,7 @@ class Monitor:
         *,
         device: torch.device,
         held: HeldDirectory,
-        reporter: RunLog,
+        reporter: Reporter,
         best: Best,
     ) -> None:
         self.best = best
@@ -89,14 +90,20 @@ class Monitor:
 
     def measure(self, done: int) -> dict[str, float]:
         """Embed on all ranks and score on rank 0; the others get no numbers."""
+        plan = self._plan
         numbers: dict[str, float] = {}
         for prefix, backbone in self.backbones.items():
-            scores = self._plan.score(
+            scores = plan.monitor(
                 backbone,
                 self._view,
-                reader=self._reader,
-                process=self._held.process,
+                plan.split,
+                plan.watched,
+                self._held.process,
+                bank=plan.bank,
+                canvas_px=plan.recipe.data.canvas_px,
+                num_workers=plan.recipe.run.num_workers,
                 device=self._device,
+                reader=self._reader,
             )
             numbers |= {f"{prefix}{name}": value for name, value in scores.items()}
         return numbers

@@ -30,11 +30,12 @@ from sslpipe.run.launch import (
     training_device,
     wrap,
 )
-from sslpipe.run.log import RunLog, read_metrics
+from sslpipe.run.log import read_metrics
 from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.monitoring import Monitor
 from sslpipe.run.plan import PartsT, Plan
 from sslpipe.run.quarantine import Quarantine
+from sslpipe.run.reporter import Reporter, RunLog
 from sslpipe.run.run import Run
 from sslpipe.run.stop import StopRequest
 from sslpipe.run.throughput import Meter, peak_flops
@@ -113,22 +114,13 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     if process.rank == 0:
         sha256 = checkpoints.identity["index_sha256"]
         describe_run(held.run_dir, recipe, plan.index, sha256, metadata)
-    reporter = RunLog(
-        held.run_dir,
-        name=recipe.name,
-        config=recipe.model_dump(mode="json"),
-        steps=recipe.total_steps,
-        first_step=first_step,
-        trackers=config.trackers,
-        enabled=process.rank == 0,
-        cheaper_steps=recipe.tune.projector_first_steps,
-    )
+    reporter = _open_log(plan, held, first_step)
     held.opened.callback(reporter.close)
     alarms = plan.alarms(parts)
     if first_step:
         _read_first_line(alarms, held)
     held.began = True
-    reporter.event(first_step, "start", **launch)
+    reporter.event(first_step, "start", launch)
     monitor = Monitor(
         plan,
         parts,
@@ -203,6 +195,22 @@ def _saved(parts: PartsT, optimizer: Any, accelerator: Accelerator) -> dict[str,
     return saved
 
 
+def _open_log(plan: Plan[PartsT], held: HeldDirectory, first_step: int) -> Reporter:
+    """Open what the run reports to; on ranks other than 0 it writes nothing."""
+    if held.process.rank > 0:
+        return Reporter()
+    recipe = plan.recipe
+    return RunLog(
+        held.run_dir,
+        name=recipe.name,
+        config=recipe.model_dump(mode="json"),
+        steps=recipe.total_steps,
+        first_step=first_step,
+        trackers=recipe.run.trackers,
+        cheaper_steps=recipe.tune.projector_first_steps,
+    )
+
+
 def _read_first_line(alarms: Alarms, held: HeldDirectory) -> None:
     """Let the alarms of a resumed run know what it began with; on rank 0, which reads them."""
     if held.process.rank == 0:
@@ -210,7 +218,7 @@ def _read_first_line(alarms: Alarms, held: HeldDirectory) -> None:
             alarms.read(line["step"], line)
 
 
-def _listen_for_a_stop(held: HeldDirectory, reporter: RunLog) -> StopRequest:
+def _listen_for_a_stop(held: HeldDirectory, reporter: Reporter) -> StopRequest:
     """Handle the signals that ask for a stop, until the directory is given up."""
     stop_file = os.environ.get("SSLPIPE_STOP_FILE") if held.process.rank == 0 else None
     stop_requested = StopRequest(stop_file)

@@ -17,8 +17,6 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.plan import RunPlan
-from sslpipe.data.reader import Reader
-from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.identity import run_identity
@@ -102,22 +100,26 @@ class Plan(ABC, Generic[PartsT]):
 
     Attributes:
         order_version: Of the order's algorithm.
+        monitor: What scores the held-out samples, one of `sslpipe.evaluation.monitor`.
         recipe: Resolved: backbone, hashes, number of steps.
         index: The data set, of the channels that are read.
         split: What is trained on, and held out from.
         order: Which sample comes in which step.
         watched: Ids of the held-out samples that are scored during the run.
+        bank: Ids of trained ones that these search, too; None: they search each other.
         start: The weights it starts from.
         not_used: What of the given recipe these replace, as a sentence; None: nothing.
     """
 
     order_version: ClassVar[int]
+    monitor: ClassVar[Callable[..., dict[str, float]]]
 
     recipe: RunRecipe
     index: DatasetIndex
     split: Split
     order: RunPlan
     watched: NDArray[np.int64]
+    bank: NDArray[np.int64] | None
     start: StartingWeights
     not_used: str | None
 
@@ -158,18 +160,6 @@ class Plan(ABC, Generic[PartsT]):
     @abstractmethod
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
         """Return the integers that decide dropout and the like."""
-
-    @abstractmethod
-    def score(
-        self,
-        backbone: nn.Module,
-        view: EvalView,
-        *,
-        reader: Reader,
-        process: Rank,
-        device: torch.device,
-    ) -> dict[str, float]:
-        """Score the held-out samples: numbers on rank 0, nothing on the others. Collective."""
 
     @abstractmethod
     def alarms(self, parts: PartsT) -> Alarms:

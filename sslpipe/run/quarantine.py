@@ -5,25 +5,28 @@ from pathlib import Path
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import broadcast_object, gather_objects
 from sslpipe.errors import DataError
-from sslpipe.run.log import RunLog, quarantined_ids
+from sslpipe.run.log import quarantined_ids
+from sslpipe.run.reporter import Reporter
 
 
 class Quarantine:
     """Collects the bad samples that the loader reports; rank 0's log lists them once. Collective.
 
     Args:
-        log: Writes the list.
+        reporter: Writes the list.
         run_dir: Of the run, whose earlier starts may have listed some.
         samples: Served in an epoch.
         max_fraction: The share of them that may be bad.
     """
 
-    def __init__(self, log: RunLog, run_dir: Path, samples: int, max_fraction: float) -> None:
-        self._log = log
+    def __init__(
+        self, reporter: Reporter, run_dir: Path, samples: int, max_fraction: float
+    ) -> None:
+        self._reporter = reporter
         self._samples = samples
         self._limit = max_fraction
         self._new: list[Quarantined] = []
-        self._ids = broadcast_object(quarantined_ids(run_dir) if log.enabled else set())
+        self._ids = broadcast_object(quarantined_ids(run_dir) if reporter.writes else set())
 
     def add(self, record: Quarantined) -> None:
         """Note a bad sample; safe to call from the loader's threads."""
@@ -55,4 +58,4 @@ class Quarantine:
             if record.id not in self._ids:
                 new.setdefault(record.id, record)  # as it was seen first
         self._ids |= new.keys()
-        self._log.quarantined([*new.values()])
+        self._reporter.quarantined([*new.values()])

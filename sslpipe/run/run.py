@@ -24,10 +24,10 @@ from sslpipe.run.gradient_cache import GradientCache
 from sslpipe.run.guard import Decision, StepGuard
 from sslpipe.run.health import Alarms
 from sslpipe.run.launch import seed_torch
-from sslpipe.run.log import RunLog
 from sslpipe.run.monitoring import Monitor
 from sslpipe.run.plan import PartsT, Plan
 from sslpipe.run.quarantine import Quarantine
+from sslpipe.run.reporter import Reporter
 from sslpipe.run.stop import FROM_A_KEYBOARD, StopRequest, note_stop, write_marker
 from sslpipe.run.throughput import Meter
 
@@ -99,7 +99,7 @@ class Run(Generic[PartsT]):
         projector_first: ProjectorFirst,
         cache: GradientCache | None,
         guard: StepGuard,
-        reporter: RunLog,
+        reporter: Reporter,
         alarms: Alarms,
         quarantine: Quarantine,
         meter: Meter,
@@ -303,7 +303,7 @@ class Run(Generic[PartsT]):
             said = [f"stopped at step {done} of {total}; the same command resumes it"]
         else:
             reason = {"reason": str(best)} if best.exhausted else {}
-            self.reporter.event(done, "end", **reason)
+            self.reporter.event(done, "end", reason)
             number = None
             marker = "DONE"
             said = [f"done: {done} steps in {self.run_dir}", *reason.values(), best.choice]

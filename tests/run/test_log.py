@@ -10,9 +10,10 @@ import pytest
 from sslpipe.data.reader import Quarantined
 from sslpipe.files import parse_object
 from sslpipe.run.lock import RunLock
-from sslpipe.run.log import RunLog, read_metrics
+from sslpipe.run.log import read_metrics
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.records import write_description
+from sslpipe.run.reporter import Reporter, RunLog
 from sslpipe.run.trackers import log_evaluation
 from tests.helpers.runs import ROOT
 
@@ -53,7 +54,7 @@ def test_the_time_to_go_is_told(
 ):
     """Steps take other seconds from `change` on; number of a line -> its end."""
     now = 100.0
-    monkeypatch.setattr("sslpipe.run.log.time.monotonic", lambda: now)
+    monkeypatch.setattr("sslpipe.run.reporter.time.monotonic", lambda: now)
     log = a_log(tmp_path, steps=steps.stop, first_step=steps.start, **settings)
     for step in range(steps.start + 1, steps.stop + 1):
         now += seconds[step > change]
@@ -138,7 +139,7 @@ def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
 def test_a_kill_leaves_no_folder_of_wandb_but_in_the_run(tmp_path):
     """With the real one: two processes import it."""
     program = (
-        "import os, pathlib; from sslpipe.run.log import RunLog;"
+        "import os, pathlib; from sslpipe.run.reporter import RunLog;"
         f"run = pathlib.Path({str(tmp_path / 'run')!r});"
         "log = RunLog(run, name='x', config={}, steps=1, first_step=0, trackers=('wandb',));"
         "assert list(log._trackers.started) == ['wandb']; os.kill(os.getpid(), 9)"
@@ -227,7 +228,7 @@ def test_a_tracker_that_fails_later_is_dropped_and_the_run_continues(tmp_path, c
 
 
 def test_other_ranks_write_nothing(tmp_path, capsys):
-    log = a_log(tmp_path, enabled=False)
+    log = Reporter()
     log.train(1, VALUES)
     log.warn("of each rank")
     log.close()

@@ -1,0 +1,214 @@
+"""What a run reports, and where: metrics.jsonl, the console, trackers.
+
+Rank 0 writes. A tracker is a copy of the numbers, and can never stop a run.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sslpipe.data.reader import Quarantined
+from sslpipe.errors import UserError
+from sslpipe.files import append_lines, json_text, open_log, read_lines
+from sslpipe.run.console import SafeConsole
+from sslpipe.run.health import Alarm
+from sslpipe.run.log import StartedLine, clock, log_files
+from sslpipe.run.trackers import Trackers
+
+TIMED_S = 600.0  # past seconds that the remaining time is estimated from
+LEAST_TIMED = 3  # steps that an estimate of the time needs
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Reporter:
+    """What a run reports to; this one, of ranks other than 0, writes nothing."""
+
+    writes = False
+
+    def step_done(self, done: int) -> None:
+        """Move the progress bar to `done` steps."""
+
+    def train(self, step: int, values: Mapping[str, float]) -> None:
+        """Write numbers of the steps since the last call, under the number of steps done."""
+
+    def evals(self, step: int, values: Mapping[str, float]) -> None:
+        """Write what an evaluation measured; nothing where it measured nothing."""
+
+    def event(self, step: int, kind: str, values: Mapping[str, Any] = NOTHING) -> None:
+        """Write that something happened: resumed, skipped a step, collapsed, stopped."""
+
+    def alarms(self, step: int, changes: Sequence[Alarm]) -> None:
+        """Warn, and write one line of kind "alarm": lists of names `raised` and `over`, values."""
+
+    def quarantined(self, records: list[Quarantined]) -> None:
+        """List bad samples in quarantine.jsonl."""
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a line on stderr."""
+
+    def warn(self, text: str) -> None:
+        """Print a warning on stderr."""
+
+    def close(self) -> None:
+        """End the bar, the file and the trackers."""
+
+
+class RunLog(Reporter):
+    """Writes a run's metrics: metrics.jsonl, quarantine.jsonl, the console, trackers; on rank 0.
+
+    Args:
+        run_dir: Of the run.
+        name: The run's, for bars and trackers.
+        config: The resolved recipe, for trackers; secrets are blanked.
+        steps: Of the whole run.
+        first_step: Where this start begins.
+        trackers: Names of TRACKERS.
+        cheaper_steps: At the start of the run; their time says little of the others'.
+    """
+
+    writes = True
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        name: str,
+        config: dict[str, Any],
+        steps: int,
+        first_step: int,
+        trackers: tuple[str, ...] = (),
+        cheaper_steps: int = 0,
+    ) -> None:
+        self._cheaper_steps = cheaper_steps
+        self.console = SafeConsole(stderr=True)
+        self.path = run_dir / "metrics.jsonl"
+        self._unwritten = b""
+        self._quarantine = run_dir / "quarantine.jsonl"
+        starts, _ = read_lines(self.path, StartedLine)
+        self._restart = 1 + max((line.restart for line in starts), default=-1)
+        for path, kind in log_files(run_dir).items():
+            if path.is_dir():
+                raise UserError(f"{path} is a folder, not a file; move it away")
+            if count := read_lines(path, kind)[1]:
+                self.warn(f"{path}: skipped {count} damaged lines")
+        self._file = open_log(self.path)  # for the whole run
+        self._trackers = Trackers(trackers, run_dir, name=name, config=config, warn=self.warn)
+        self._steps = steps
+        self._timed_from = first_step
+        self._said_speed = False
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            get_time=time.monotonic,
+            speed_estimate_period=TIMED_S,
+        )
+        self._task = self._progress.add_task(name, total=steps, completed=first_step, status="")
+        self._progress.start()
+        self._stepped = time.monotonic()
+
+    def step_done(self, done: int) -> None:
+        """Move the progress bar to `done` steps."""
+        now = time.monotonic()
+        # a few steps at least, however long one takes
+        self._progress.speed_estimate_period = max(TIMED_S, 5 * (now - self._stepped))
+        self._stepped = now
+        self._progress.update(self._task, completed=done)
+        if done == self._cheaper_steps:  # the others are timed anew
+            self._timed_from = done
+            self._progress.reset(self._task, completed=done)
+
+    def train(self, step: int, values: Mapping[str, float]) -> None:
+        """Write numbers of the steps since the last call, under the number of steps done."""
+        self._write(step, "train", values)
+        speed = values["images_per_s"]
+        wait = values["data_wait_percent"]
+        status = f"loss {values['loss']:.4f}  {speed:.0f} images/s  wait {wait:.0f}%"
+        self._progress.update(self._task, status=status)
+        steps_per_s = self._progress.tasks[0].speed  # the first one warms up
+        known = step - self._timed_from > LEAST_TIMED and self._cheaper_steps <= step < self._steps
+        line = f"step {step}/{self._steps}  {status}"
+        if not known or not steps_per_s:
+            self._say_on_a_plain_console(line)
+            return
+        left = f"{clock((self._steps - step) / steps_per_s)} left"
+        self._say_on_a_plain_console(f"{line}  {left}")
+        if not self._said_speed:
+            self._said_speed = True
+            self.say(f"{1 / steps_per_s:.2g} s/step, about {left}")
+
+    def _say_on_a_plain_console(self, text: str) -> None:
+        """Print a line now and then where there is no bar: in a log file."""
+        if not self.console.is_terminal:
+            self.say(text)
+
+    def evals(self, step: int, values: Mapping[str, float]) -> None:
+        """Write what an evaluation measured; nothing where it measured nothing."""
+        if values:
+            self._write(step, "eval", values)
+            numbers = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
+            self.say(f"step {step}/{self._steps}  {numbers}")
+
+    def event(self, step: int, kind: str, values: Mapping[str, Any] = NOTHING) -> None:
+        """Write that something happened: resumed, skipped a step, collapsed, stopped."""
+        self._line({"step": step, "kind": kind, **values})
+
+    def alarms(self, step: int, changes: Sequence[Alarm]) -> None:
+        """Warn, and write one line of kind "alarm": lists of names `raised` and `over`, values."""
+        if changes:
+            values = {
+                "raised": [change.name for change in changes if change.raised],
+                "over": [change.name for change in changes if not change.raised],
+                "value": {change.name: change.value for change in changes},
+                "threshold": {change.name: change.threshold for change in changes},
+            }
+            self.event(step, "alarm", values)
+        for change in changes:
+            self.warn(f"step {step}: {change.text}")
+
+    def quarantined(self, records: list[Quarantined]) -> None:
+        """List bad samples in quarantine.jsonl."""
+        if not records:
+            return
+        append_lines(self._quarantine, [record._asdict() for record in records])
+        for record in records:
+            self.warn(
+                f"quarantined {record.shard}, key {record.key!r}: {record.reason}; "
+                "replaced by another sample"
+            )
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a line on stderr."""
+        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Print a warning on stderr."""
+        self.say(f"warning: {text}", "yellow")
+
+    def close(self) -> None:
+        """End the bar, the file and the trackers."""
+        self._progress.stop()
+        self._file.close()
+        self._trackers.close()
+
+    def _write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        self._line({"step": step, "kind": kind, **values})
+        self._trackers.log(kind, values, step)
+
+    def _line(self, record: dict[str, Any]) -> None:
+        record = {**record, "wall": round(time.time(), 3), "restart": self._restart}
+        self._unwritten += json_text(record, indent=None).encode()
+        try:
+            while self._unwritten:
+                written = self._file.write(self._unwritten)
+                self._unwritten = self._unwritten[written:]
+        except OSError as error:  # a full disk: these lines come with the next one
+            self.warn(f"cannot write metrics.jsonl ({error}); will retry at the next line")
