@@ -13,10 +13,8 @@ from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.ops import OPS, register_op
 from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.two_views import AUGMENTS, TwoViews
-from sslpipe.losses import LOSSES
+from sslpipe.cli.explain import SECTIONS
 from sslpipe.losses.distill import TeacherFeatures
-from sslpipe.metric_learning import METRIC_LOSSES, MINERS
-from sslpipe.metric_learning.heads import HEADS
 from tests.augment.test_plugged_op import Posterize
 
 IMAGES = torch.randint(
@@ -91,9 +89,11 @@ def made(kind):
     return kind(**{name: REQUIRED[name] for name in needed if name in REQUIRED})
 
 
-@pytest.mark.parametrize(
-    "table", [LOSSES, METRIC_LOSSES, MINERS, HEADS], ids=lambda each: each.what
-)
+# objectives, and what satellites bring: metric losses, heads, miners
+TABLES = [table for section in ("loss", "miner") for _, table in SECTIONS.get(section, ())]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda each: each.what)
 def test_objectives_heads_and_miners_can_be_pickled_and_copied(table):
     for name in table:
         if name == "pml" and find_spec("pytorch_metric_learning") is None:

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from sslpipe.check.result import start_text
-from sslpipe.metric_learning.recipe import FinetuneOptim
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.tuning import (
     PREFIX,
@@ -71,7 +70,7 @@ def test_layer_wise_rates_fall_towards_the_input_and_reach_every_parameter_once(
     task = nn.ModuleDict({"backbone": backbone, "losses": nn.ModuleList([nn.Linear(4, 3)])})
     scale = learning_rate_scale(backbone, backbone_lr=0.1, layer_decay=0.5, loss_lr=100.0)
     blocks = block_names(backbone.network)
-    optimizer = build_optimizer(task, FinetuneOptim(peak_lr=1.0, weight_decay=0.1), scale)
+    optimizer = build_optimizer(task, Optim(kind="adamw", peak_lr=1.0, weight_decay=0.1), scale)
     set_lr(optimizer, 2.0)
     rates = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
     assert len(rates) == len(list(task.parameters()))

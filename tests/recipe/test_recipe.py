@@ -5,9 +5,6 @@ import pytest
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.errors import RecipeError
 from sslpipe.losses import LOSSES
-from sslpipe.metric_learning import METRIC_LOSSES, MINERS
-from sslpipe.metric_learning.heads import HEADS
-from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models.backbones import BACKBONES
 from sslpipe.recipe import Recipe, load_recipe, parse_recipe
 from sslpipe.recipe.identity import differences, identity
@@ -124,8 +121,6 @@ def test_the_usual_kind_of_each_section_is_one_of_its_table():
         (Recipe, "augment", AUGMENTS),
         (Recipe, "loss", LOSSES),
         (Recipe, "backbone", BACKBONES),
-        (FinetuneRecipe, "loss", {**METRIC_LOSSES, **HEADS}),
-        (FinetuneRecipe, "miner", MINERS),
     ):
         (usual,) = model.model_fields[section].examples
         assert usual in table, section
