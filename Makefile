@@ -85,10 +85,10 @@ gpu-bench: $(GPU_READY)  ## one GPU measured, PARTS="knn views" or all: a table 
 gpu: $(GPU_READY)  ## the GPU pass, under 20 minutes: tests, then measurements, also where a test fails
 	status=0; $(GPU_TEST) || status=1; $(GPU_BENCH) || status=1; exit $$status
 
-gpu-wheels:  ## for a machine with torch and no registry: 13 MB of wheels in out/gpu-wheels
+gpu-wheels:  ## for a machine with torch and no registry: 68 MB of wheels in out/gpu-wheels
 	rm -rf out/gpu-wheels
 	$(PYTHON) -m pip download --quiet $(WHEELS) pydantic typer rich fsspec filelock pytest pytest-timeout
-	$(PYTHON) -m pip download --quiet --no-deps $(WHEELS) kornia kornia_rs webdataset braceexpand simplejpeg
+	$(PYTHON) -m pip download --quiet --no-deps $(WHEELS) kornia kornia_rs webdataset braceexpand simplejpeg pyarrow
 
 .PHONY: out/gpu-site
 out/gpu-site:

@@ -16,7 +16,7 @@ from sslpipe.portable import (
     write_atomically,
 )
 from sslpipe.sharding import columns
-from tests.helpers.columns import add_columns, column_of
+from tests.helpers.columns import add_columns, table_of
 from tests.helpers.dataset import write_dataset
 
 
@@ -81,11 +81,10 @@ def test_files_have_the_mode_that_the_umask_gives(tmp_path):
 def test_what_a_killed_run_left_of_a_column_goes_with_the_next_whatever_its_name(tmp_path):
     manifest = write_dataset(tmp_path / "data")
     add_columns(manifest, vendor=[*"ab"] * 64)
-    folder = manifest.parent / "columns" / "vendor"
-    with replacing(folder / "train-0a1b.values.npy") as temporary:
+    folder = manifest.parent
+    with replacing(folder / "train.metadata-0123456789abcdef.parquet") as temporary:
         left = temporary.with_name(temporary.name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-"))
         left.touch()
-        replaced = {"train": {"vendor": column_of([*"abcd"] * 32)}}
-        columns.add_columns(manifest.parent, replaced)
+        columns.add_columns(folder, {"train": table_of(vendor=[*"abcd"] * 32)})
         assert temporary.exists()
     assert not [path for path in folder.iterdir() if path.suffix == ".tmp"]

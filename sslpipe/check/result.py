@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -122,10 +121,10 @@ def straddle_warning(index: DatasetIndex, split_name: str) -> str | None:
             continue
         if name == PATH_COLUMN:  # folders of two builds may have files of the same names
             continue
-        own = index.split(split_name).column(name).groups.values
+        own = index.split(split_name).column(name).groups
         for other in sorted(set(entry.splits) - {split_name}):
-            theirs = index.split(other).column(name).groups.values
-            shared = len(np.intersect1d(own, theirs, assume_unique=True))
+            theirs = index.split(other).column(name).groups
+            shared = int(theirs.shared_with(own).sum())
             if shared:
                 found.append(f"{shared:,} of {len(theirs):,} values of {name} in {other}")
     if not found:

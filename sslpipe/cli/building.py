@@ -66,7 +66,8 @@ class Reading:
 
     def source_options(self) -> "SourceOptions":
         """Return what a source is read by."""
-        from sslpipe.sharding.gather import parse_columns, parse_pattern
+        from sslpipe.sharding.columns import parse_columns
+        from sslpipe.sharding.gather import parse_pattern
         from sslpipe.sharding.sources import SourceOptions
 
         return SourceOptions(

@@ -184,7 +184,8 @@ def index(
     ImageNet's, those of the channels, or those of the folders that are joined.
     """
     from sslpipe.sharding.arrays import parse_channels, parse_range
-    from sslpipe.sharding.gather import parse_columns, parse_pattern
+    from sslpipe.sharding.columns import parse_columns
+    from sslpipe.sharding.gather import parse_pattern
     from sslpipe.sharding.index import check_columns, gather_tars, index_folder
     from sslpipe.sharding.sources import SourceOptions, class_names
 

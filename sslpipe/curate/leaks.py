@@ -119,7 +119,8 @@ def _rows_of(samples: Samples, wanted: Integers) -> Integers:
 
 def _by_column(train: Split, test: Split) -> Integers:
     """Test samples whose group has a train sample; numbers are the same in all splits."""
-    shared = np.isin(test.column(COLUMN).groups.values, train.column(COLUMN).groups.values)
-    codes = test.column(COLUMN).groups.code_of(np.arange(len(test)))
+    groups = test.column(COLUMN).groups
+    shared = groups.shared_with(train.column(COLUMN).groups)
+    codes = groups.code_of(np.arange(len(test)))
     leaked: Integers = np.flatnonzero((codes >= 0) & np.append(shared, False)[codes])
     return leaked

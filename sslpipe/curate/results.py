@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 
 from sslpipe.curate.duplicates import Doubt
 from sslpipe.curate.groups import Groups, Integers
 from sslpipe.curate.scan import Samples, decoded
 from sslpipe.curate.tables import write_table
-from sslpipe.data.columns import MISSING_INTEGER
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split, load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError
-from sslpipe.sharding.columns import ColumnValues, add_columns
+from sslpipe.sharding.columns import add_columns
 from sslpipe.sharding.show import BAD, CELL_PX, INK, Cell, draw_sheet
 
 COLUMN = DERIVED_COLUMN
@@ -137,9 +137,9 @@ def write_column(
     columns = {}
     check_place(index, name)
     for split, (ids, numbers) in groups.items():
-        values = np.full(len(index.split(split)), MISSING_INTEGER, np.int64)
-        values[ids[numbers >= 0]] = numbers[numbers >= 0]
-        columns[split] = {name: ColumnValues("integer", values)}
+        values = np.full(len(index.split(split)), -1, np.int64)
+        values[ids] = numbers
+        columns[split] = pa.table({name: pa.array(values, mask=values < 0)})
     add_columns(Path(folder), columns, alone=alone)
 
 

@@ -7,7 +7,7 @@ Layout of a data set, in one folder (or under one URL):
                                    (images that are not 8-bit RGB: KEY.npy of (h, w, C))
     train-000000.offsets.npy       (samples, 3) int64: first byte of the sample's first tar header,
                                    one past its last padded member, label (-1: none)
-    columns/NAME/...               what else is known of each sample; see `columns.py`
+    train.metadata-HASH.parquet    what else is known of each sample; see `columns.py`
 
 A sample's id is its place in its split: shards in index order, samples in file order.
 """
@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from sslpipe.data.columns import COLUMN_NAME, Column, ColumnEntry, find_column
+from sslpipe.data.columns import (
+    COLUMN_NAME,
+    Column,
+    ColumnEntry,
+    MetadataFile,
+    arrow_type,
+    find_column,
+    read_cells,
+)
 from sslpipe.data.image_type import RGB8, ImageType, Reading
 from sslpipe.data.storage import join, read_array, read_bytes, size_of
 from sslpipe.errors import DataError, did_you_mean
@@ -42,6 +51,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 DERIVED_COLUMN = "duplicate_group"
 NEIGHBOUR_COLUMN = "neighbour_group"
 PATH_COLUMN = "path"  # of each image's file below --root; changes nothing of what a run computes
+OPTIONAL_COLUMNS = (DERIVED_COLUMN, NEIGHBOUR_COLUMN, PATH_COLUMN)
 SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a shard has one open a stream
 
 Triple = tuple[float, float, float]
@@ -94,6 +104,7 @@ class Manifest(BaseModel):
     std: tuple[Spread, ...] = IMAGENET_STD
     splits: dict[Annotated[str, AfterValidator(check_split_name)], tuple[ShardFile, ...]]
     columns: dict[Annotated[str, Field(pattern=f"^{COLUMN_NAME}$")], ColumnEntry] = {}
+    metadata: dict[str, MetadataFile] = {}  # the table of the columns of each split that has any
     image: ImageType | None = None  # None: 8-bit RGB, alpha dropped
 
     @model_validator(mode="after")
@@ -119,6 +130,7 @@ class Split:
         sizes = np.array([shard.samples for shard in self.shards], dtype=np.int64)
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])  # (shards + 1,)
         self.offsets = lru_cache(maxsize=SIDECARS_KEPT)(self._read_offsets)
+        self._column = lru_cache(maxsize=None)(self._read_column)
 
     def _select(self, index: "DatasetIndex") -> None:
         self.index = index
@@ -176,8 +188,17 @@ class Split:
 
     def column(self, name: str) -> Column:
         """Open a column by its name. Raises: DataError for no such one."""
+        return self._column(name)
+
+    def _read_column(self, name: str) -> Column:
+        import pyarrow as pa
+
         entry = find_column(self.columns, name, self.folder)
-        return Column(self.folder, self.name, name, entry, len(self))
+        table = self.index.manifest.metadata.get(self.name)
+        if table is None or self.name not in entry.splits:
+            return Column(name, pa.chunked_array([pa.nulls(len(self), arrow_type(entry.kind))]))
+        url = join(self.folder, table.file)
+        return Column(name, read_cells(url, table, name, entry.kind, samples=len(self)))
 
     def _read_offsets(self, shard: int) -> NDArray[np.int64]:
         """(samples, 3) int64: start, end, label."""
@@ -216,9 +237,7 @@ class RelabelledSplit(Split):
     @cached_property
     def names(self) -> tuple[str, ...]:
         """What each label stands for, as people write it."""
-        return tuple(
-            self.column_of_labels.show_value(value) for value in self._groups.values.tolist()
-        )
+        return tuple(self._groups.show())
 
 
 def relabelled(split: Split, column: str | None) -> Split:
@@ -230,29 +249,28 @@ _REINDEX = "write the index again with `sslpipe shards index`"
 
 
 class DatasetIndex:
-    """A data set's manifest and where it lies, a path or a URL; `file_sha256` is dataset.json's.
+    """A data set's manifest and where it lies, a path or a URL.
 
-    `sha256` is that of dataset.json as `manifest_text` writes it without the columns that are made
-    from the images: part of the digest of every run that uses none of them.
+    `sha256` names the data: part of the digest of every run that uses no column made from images.
     """
 
-    def __init__(self, folder: str, manifest: Manifest, file_sha256: str) -> None:
+    def __init__(self, folder: str, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.file_sha256 = file_sha256
         self.stored_type = manifest.image or RGB8
         self._stored = manifest
         self.channels: tuple[int, ...] | None = None  # those selected, by their place
         self.sha256 = self.sha256_for("")
 
     def sha256_for(self, settings: str) -> str:
-        """Compute the sha256 without derived columns and paths, unless a setting names them."""
-        optional = (DERIVED_COLUMN, NEIGHBOUR_COLUMN, PATH_COLUMN)
-        unused = {name for name in optional if name not in settings}
+        """Compute the sha256 of dataset.json, as `manifest_text` writes it.
+
+        That is without paths and columns made from the images, unless a setting names them, and
+        without the tables' own sha256, which depends on the version of pyarrow; columns have one.
+        """
+        unused = {name for name in OPTIONAL_COLUMNS if name not in settings}
         columns = {n: e for n, e in self._stored.columns.items() if n not in unused}
-        if len(columns) == len(self._stored.columns):
-            return self.file_sha256
-        text = manifest_text(self._stored.model_copy(update={"columns": columns}))
+        text = manifest_text(self._stored.model_copy(update={"columns": columns, "metadata": {}}))
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -295,8 +313,10 @@ class DatasetIndex:
         return selected
 
     def has_sha256(self, recorded: object) -> bool:
-        """Return whether a recorded sha256 is this data set's, with or without the column."""
-        return recorded in (self.sha256, self.file_sha256)
+        """Return whether a recorded sha256 is this data set's, whichever columns it was for."""
+        counts = range(len(OPTIONAL_COLUMNS) + 1)
+        some = [names for count in counts for names in combinations(OPTIONAL_COLUMNS, count)]
+        return any(recorded == self.sha256_for(" ".join(names)) for names in some)
 
     def split(self, name: str) -> Split:
         """Look up a split by its name. Raises: DataError where there is none."""
@@ -329,7 +349,7 @@ def manifest_text(manifest: Manifest) -> str:
     """Return what dataset.json holds, in the oldest schema that can."""
     version = 3 if manifest.image else 2 if manifest.columns else 1
     tree = {**manifest.model_dump(mode="json"), "schema_version": version}
-    for name in ("columns", "image"):
+    for name in ("columns", "metadata", "image"):
         if not tree[name]:
             del tree[name]
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
@@ -357,5 +377,4 @@ def load_index(location: str | Path) -> DatasetIndex:
     except ValueError as error:
         raise DataError(f"{url}: {error}; {_REINDEX}") from None
     folder = url.rpartition("/")[0] or "."
-    sha256 = hashlib.sha256(raw).hexdigest()
-    return DatasetIndex(folder, manifest, sha256)
+    return DatasetIndex(folder, manifest)

@@ -17,7 +17,7 @@ them listed.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from sslpipe.data.columns import Column, members_dtype
+from sslpipe.data.columns import Column
 from sslpipe.data.index import Split, relabelled
 from sslpipe.data.order import Order
 from sslpipe.data.pipeline import Batch, PairRows
@@ -99,7 +99,7 @@ class Partners:
         codes = codes[known]
         times = times[known]
         ranked = np.lexsort((ids, times, codes))
-        dtype = members_dtype(samples)
+        dtype = np.dtype(np.int32 if samples < 2**31 else np.int64)
         self._members = ids[ranked].astype(dtype)
 
         # the candidates of each member: `size` of them from `begin` on
@@ -216,17 +216,18 @@ class Pairing:
         self.split = split
         self.order = order
         self.pairs = pairs
-        column = lru_cache(maxsize=None)(split.column)  # opened, and its files hashed, once
         with naming("pairs.positive"):
-            same = [_grouped(column(name)) for name in pairs.positive]
+            same = [_grouped(split.column(name)) for name in pairs.positive]
         with naming("pairs.different"):
-            different = [column(name) for name in pairs.different]
-        near = _near(pairs, column)
+            different = [split.column(name) for name in pairs.different]
+        near = _near(pairs, split)
         self.partners = None
         if pairs.has_partners:
             self.partners = Partners(order, same=same, near=near, different=different)
         with naming("pairs.never_negative"):
-            self._masks = [[_grouped(column(name)) for name in names] for names in pairs.masks]
+            self._masks = [
+                [_grouped(split.column(name)) for name in names] for names in pairs.masks
+            ]
         self.drawn = lru_cache(maxsize=_STEPS_KEPT)(self._drawn)
 
     def _drawn(self, step: int, streams: range) -> Integers | None:
@@ -348,12 +349,12 @@ def _grouped(column: Column) -> Column:
     return column
 
 
-def _near(pairs: Pairs, open_column: Callable[[str], Column]) -> Near | None:
+def _near(pairs: Pairs, split: Split) -> Near | None:
     """Return [pairs] time and within. Raises: DataError where the unit does not fit the column."""
     if pairs.time is None:
         return None
     with naming("pairs.time"):
-        column = open_column(pairs.time)
+        column = split.column(pairs.time)
         span = pairs.within_us
     if column.kind == "text":
         raise DataError(f"pairs.time = {pairs.time!r} is a column of texts; give times or numbers")

@@ -22,7 +22,6 @@ from sslpipe.portable import (
     open_regular,
     read_at,
     read_regular,
-    sha256_of,
 )
 
 T = TypeVar("T")
@@ -112,13 +111,13 @@ def download(url: str, path: Path) -> None:
         raise _cannot_read(url, error) from error
 
 
-def load_array(file: str | IO[bytes], *, mapped: bool = False) -> NDArray[Any]:
-    """Read or map a .npy file, one thread at a time. Raises: many kinds, where it is damaged.
+def load_array(file: str | IO[bytes]) -> NDArray[Any]:
+    """Read a .npy file, one thread at a time. Raises: many kinds, where it is damaged.
 
     numpy evaluates the header as Python, where a second thread may fail (python/cpython 106905).
     """
     with _ONE_HEADER:
-        array: NDArray[Any] = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
+        array: NDArray[Any] = np.load(file, allow_pickle=False)
         return array
 
 
@@ -141,41 +140,23 @@ def npy_bytes(array: NDArray[Any]) -> bytes:
 
 
 def read_array(
-    url: str,
-    sha256: str,
-    dtype: np.dtype[Any],
-    shape: tuple[int | None, ...],
-    remedy: str,
-    *,
-    size: int | None = None,
+    url: str, sha256: str, dtype: np.dtype[Any], shape: tuple[int, ...], remedy: str
 ) -> NDArray[Any]:
-    """Read a .npy file that dataset.json names, by its sha256; in `shape`, None stands for any.
+    """Read a .npy file that dataset.json names, by its sha256.
 
-    `remedy` says what to do where it is damaged. With its `size` in bytes a local file is mapped.
+    `remedy` says what to do where it is damaged.
 
     Raises: DataError where it is missing, another file, or no array of this type.
     """
-    mapped = size is not None and not scheme(url)
-    raw = b"" if mapped else read_bytes(url)
-    there = size_of(url) if mapped else len(raw)
-    if there is None:
-        raise DataError(f"{url} is missing; {remedy}")
-    if size not in (None, there):
-        raise DataError(f"{url} has {there} bytes, not the index's {size}; {remedy}")
-    try:
-        digest = sha256_of(Path(url)) if mapped else hashlib.sha256(raw).hexdigest()
-    except OSError as error:
-        raise _cannot_read(url, error) from error
-    if digest != sha256:
+    raw = read_bytes(url)
+    if hashlib.sha256(raw).hexdigest() != sha256:
         raise DataError(f"{url}: its sha256 is not the one in dataset.json; {remedy}")
     try:
-        array = load_array(url, mapped=True) if mapped else load_array(io.BytesIO(raw))
+        array = load_array(io.BytesIO(raw))
     except Exception as error:  # numpy raises many kinds for a damaged header
         raise DataError(f"{url} is not a .npy file: {error}; {remedy}") from None
-    wanted = tuple("any" if side is None else side for side in shape)
-    found = tuple(w if w == "any" else s for s, w in zip(array.shape, wanted, strict=False))
-    if array.dtype != dtype or array.ndim != len(wanted) or found != wanted:
-        raise DataError(f"{url}: {array.dtype} {array.shape}, not {dtype} {wanted}; {remedy}")
+    if array.dtype != dtype or array.shape != shape:
+        raise DataError(f"{url}: {array.dtype} {array.shape}, not {dtype} {shape}; {remedy}")
     return array
 
 

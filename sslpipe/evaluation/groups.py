@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from sslpipe.data.columns import is_missing
+from sslpipe.data.columns import Groups
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
@@ -53,17 +53,14 @@ def group_codes(
         raise DataError(
             f"column {name!r} holds floats, which make no groups; give a text, integer or time"
         )
+    import pyarrow as pa
+
     sides = [
-        split.column(name).values_of(np.asarray(ids, np.int64)).astype(np.int64)
-        for split, ids in (bank, queries)
+        split.column(name).cells.take(np.asarray(ids, np.int64)) for split, ids in (bank, queries)
     ]
-    stored = np.concatenate(sides)
-    there = ~is_missing(column.kind, stored)
-    known, place = np.unique(stored[there], return_inverse=True)
-    codes = np.full(len(stored), -1, np.int64)
-    codes[there] = place
-    first, second = np.split(codes, [len(sides[0])])
-    return GroupCodes(name, first, second, tuple(map(column.show_value, known.tolist())))
+    groups = Groups(pa.chunked_array([chunk for side in sides for chunk in side.chunks]))
+    first, second = np.split(groups.codes.astype(np.int64), [len(sides[0])])
+    return GroupCodes(name, first, second, tuple(groups.show()))
 
 
 def hidden_ids(

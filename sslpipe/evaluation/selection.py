@@ -25,6 +25,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": np.greater,
     ">=": np.greater_equal,
 }
+_IN_OTHER_SPLITS = -2  # no sample of this one has the text
 _UNORDERED = ("=", "!=", "in")
 _WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"',=!<>]+)"""
 _CONDITION = re.compile(
@@ -83,9 +84,10 @@ def select(conditions: list[Condition], split: Split, ids: ArrayLike) -> NDArray
             )
         wanted = []
         for text in texts:
-            if (stored := column.parse(text)) is None:
-                near = did_you_mean(text, column.strings.codes)
-                raise DataError(f"no sample has {column.name} = {shown(text)}{near}")
+            stored = column.parse(text)
+            if stored is None:
+                _check_known(text, split, name)
+                stored = _IN_OTHER_SPLITS
             wanted.append(stored)
         values = column.values_of(ids)
         holds = (
@@ -93,6 +95,15 @@ def select(conditions: list[Condition], split: Split, ids: ArrayLike) -> NDArray
         )
         chosen &= holds & ~column.missing(ids)
     return chosen
+
+
+def _check_known(text: str, split: Split, name: str) -> None:
+    """Raise DataError where no split of the data set has this text in a column."""
+    others = [split.index.split(other) for other in split.index.manifest.splits]
+    known = {value for other in others for value in other.column(name).groups.number}
+    if text not in known:
+        near = did_you_mean(text, known)
+        raise DataError(f"no sample has {name} = {shown(text)}{near}")
 
 
 def _plain(word: str) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from sslpipe.data.decode import MAX_BYTES, MAX_PIXELS, BadSample
@@ -30,7 +31,7 @@ from sslpipe.data.storage import npy_bytes
 from sslpipe.errors import DataError
 from sslpipe.sensors.readers import Array, Pages, Planes, open_planes
 from sslpipe.sharding.arrays import Arrays, Samples, parse_channels
-from sslpipe.sharding.columns import Columns, ColumnValues
+from sslpipe.sharding.columns import Columns
 from sslpipe.sharding.members import encode_png, png_bytes
 from sslpipe.sharding.sources import Images
 
@@ -179,7 +180,8 @@ def cut_scenes(
             )
         if not left:
             raise DataError(f"split {split!r}: every tile is empty; give a lower --min-content")
-        kept = {name: own for name, own in columns[split].items() if name != CHANNEL}
+        own = columns[split]
+        kept = own.select([name for name in own.column_names if name != CHANNEL])
         images[split], own_columns[split] = _described(files, kept, scenes, sensors, pixel_bytes)
     windows = {planes.window for planes in good.values()}
     return Samples(
@@ -188,7 +190,7 @@ def cut_scenes(
         dtype.name if sensors.channels else None,
         windows.pop() if len(windows) == 1 else None,
         notes,
-        PARENT if all(PARENT in own for own in own_columns.values()) else None,
+        PARENT if all(PARENT in own.column_names for own in own_columns.values()) else None,
     )
 
 
@@ -380,16 +382,14 @@ def _described(
     codes = np.array([number for number, _ in samples], np.int32)
     rows = np.array([window for _, window in samples], np.int64)  # (n, 5)
     of_file = np.array([scene.file for scene in scenes], np.int64)[codes]
-    own: dict[str, ColumnValues] = {
-        name: column._replace(values=column.values[of_file]) for name, column in columns.items()
-    }
+    own = {name: columns.column(name).take(of_file) for name in columns.column_names}
     is_tiled = sensors.tile_px is not None
     used = {PAGE: bool(rows[:, 0].any()), Y: is_tiled, X: is_tiled}
     places = {name: rows[:, k] for k, name in enumerate(used) if used[name]}
-    added = {name: ColumnValues("integer", values.copy()) for name, values in places.items()}
+    added = {name: pa.array(values) for name, values in places.items()}
     names = [scene.name for scene in scenes]
     if added:
-        added[PARENT] = ColumnValues("text", codes, names)
+        added[PARENT] = pa.array(names, pa.string()).take(codes)
     for name in added:
         if name in own:
             raise DataError(f"column {name!r} says where a tile or page lies; rename your own")
@@ -429,7 +429,7 @@ def _described(
         cells={},
         paths=(),
     )
-    return made, {**own, **added}
+    return made, pa.table({**own, **added})
 
 
 class _Scratch:

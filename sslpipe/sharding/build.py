@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from sslpipe.data.columns import Kind
+from sslpipe.data.columns import Kind, kind_of
 from sslpipe.data.image_type import RGB8, Colour, hex_colour
 from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, PATH_COLUMN, Manifest
 from sslpipe.errors import DataError, did_you_mean
@@ -14,10 +14,10 @@ from sslpipe.portable import one_at_a_time, write_atomically
 from sslpipe.sharding.arrays import Arrays, MakeSamples, Samples
 from sslpipe.sharding.columns import (
     Columns,
-    ColumnSpec,
     check_kinds,
+    paths_column,
     save_columns,
-    texts,
+    side_by_side,
     without_splits,
 )
 from sslpipe.sharding.gather import columns_of_images, columns_of_tars, describe
@@ -41,7 +41,7 @@ from sslpipe.sharding.report import (
     save_report,
 )
 from sslpipe.sharding.scan import measure
-from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.sources import ColumnSpec, SourceOptions
 from sslpipe.sharding.writer import (
     Layout,
     SplitImages,
@@ -177,7 +177,11 @@ def build_dataset(
             license=license or manifest.license,
             classes=classes,
             missing={key: list(value.missing) for key, value in images.items() if value.missing},
-            columns={name: each.kind for own in columns.values() for name, each in own.items()},
+            columns={
+                name: kind_of(own.column(name))
+                for own in columns.values()
+                for name in own.column_names
+            },
             arrays=layout.arrays,
             background=layout.background,
             range=(value_range or made.window) if layout.arrays else None,
@@ -269,12 +273,11 @@ def _start_over(out: Path, plans: Sequence[SplitPlan]) -> list[str]:
 def _forget(out: Path, manifest: Manifest, written: Sequence[str]) -> Manifest:
     """Remove the splits that are to be written anew; returns the manifest without them."""
     kept = {key: value for key, value in manifest.splits.items() if key not in written}
-    manifest = manifest.model_copy(update={"splits": kept})
-    if not out.is_dir():
-        return without_splits(manifest, written)
-    manifest = save_columns(out, manifest, {key: {} for key in written})
-    for key in written:
-        forget_split(out, key)
+    manifest = without_splits(manifest.model_copy(update={"splits": kept}), written)
+    if out.is_dir():
+        save_columns(out, manifest, {})
+        for key in written:
+            forget_split(out, key)
     return manifest
 
 
@@ -331,7 +334,7 @@ def _with_paths(
     for split, shards in build.done.items():
         names = [name for done in shards for name in done.names]
         if names and is_ours and alike <= {PATH_COLUMN}:
-            added[split] = {**columns[split], PATH_COLUMN: texts(names)}
+            added[split] = side_by_side(columns[split], paths_column(names))
     return added
 
 

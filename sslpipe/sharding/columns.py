@@ -1,141 +1,170 @@
-"""Write columns beside the shards: values, groups, tables of strings, and their manifest entries.
+"""Write what is known of each sample beside the shards: a parquet file a split (`data.columns`).
 
-Files come before the dataset.json that names them, and what the old one names stays until then.
+A file comes before the dataset.json that names it, by its sha256; what the old one names stays
+until then.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import parquet
 
 from sslpipe.data.columns import (
     COLUMN_NAME,
-    STORED,
+    KINDS,
     Column,
     ColumnEntry,
-    ColumnFile,
-    Kind,
-    SplitColumn,
-    is_missing,
-    members_dtype,
-    show_time,
+    MetadataFile,
+    digest,
+    kind_of,
+    show_cells,
 )
-from sslpipe.data.index import Manifest, load_index
-from sslpipe.data.storage import npy_bytes
+from sslpipe.data.index import PATH_COLUMN, DatasetIndex, Manifest, load_index
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import one_at_a_time, remove_abandoned, write_atomically
 from sslpipe.sharding.record import save_manifest
+from sslpipe.sharding.sources import ColumnSpec
 
-FOLDER = "columns"
-_OWN_FILE = re.compile(r".+\.(values|groups|members)\.npy|strings-[0-9a-f]{16}\.npy")
+_OWN_FILE = re.compile(r".+\.metadata-[0-9a-f]{16}\.parquet")
 
-
-# typed: "12" is a text (JSON, parquet); table: it may be a number (CSV); name: so, and where one
-# cell is a text, all are (folders, names of files)
-Origin = Literal["typed", "table", "name"]
+Columns = Any  # pyarrow.Table: a row a sample, columns of KINDS by name
 
 
-class ColumnSpec(NamedTuple):
-    """A column that is asked for: its name here and in the source; kind None: inferred."""
-
-    name: str
-    field: str
-    kind: Kind | None
-
-
-class ColumnValues(NamedTuple):
-    """One column of some samples, in memory."""
-
-    kind: Kind
-    values: NDArray[Any]  # (n,), as `sslpipe.data.columns.STORED` says; of a text, places in:
-    strings: Sequence[str] = ()  # the distinct texts
-
-    @property
-    def missing(self) -> NDArray[np.bool_]:
-        """Which samples have no value, (n,)."""
-        return is_missing(self.kind, self.values)
-
-    def cell(self, row: int) -> str | int | float | None:
-        """Return a value as JSON holds it, a time in ISO 8601; None where it is missing."""
-        value = self.values[row]
-        if is_missing(self.kind, value):
-            return None
-        if self.kind == "text":
-            return self.strings[int(value)]
-        plain: int | float = value.item()
-        return show_time(int(plain)) if self.kind == "time" else plain
-
-    def groups(self) -> NDArray[np.int64]:
-        """Number the samples by value, (n,), each missing one on its own. Raises: DataError."""
-        if self.kind == "float":
-            raise DataError("floats make no groups; give a text, an integer or a time")
-        codes: NDArray[np.int64] = np.unique(self.values, return_inverse=True)[1].reshape(-1)
-        missing = self.missing
-        codes[missing] = len(codes) + np.arange(missing.sum())
-        return codes
+def parse_columns(text: str, option: str) -> tuple[ColumnSpec, ...]:
+    """Read "patient,age:integer,sku=Product id:text". Raises: DataError with the option's name."""
+    specs: list[ColumnSpec] = []
+    for part in text.split(","):
+        name, renamed, field = part.strip().partition("=")
+        rest, colon, kind = (field if renamed else name).rpartition(":")
+        if colon and kind not in KINDS and not renamed:
+            raise DataError(
+                f"{option} {part.strip()!r}: {kind!r} is no kind{did_you_mean(kind, KINDS)}; "
+                f"kinds: {', '.join(KINDS)}"
+            )
+        known = next((each for each in KINDS if colon and each == kind), None)
+        field = rest if known else field if renamed else name
+        name = name.strip() if renamed else field
+        if not field:
+            raise DataError(f"{option} {text!r} is no list of names, as in patient,age:integer")
+        for spec in specs:
+            if name == spec.name or field == spec.field:
+                raise DataError(f"{option} {text!r} names {name!r} twice")
+        check_name(name, [spec.name for spec in specs])
+        specs.append(ColumnSpec(name, field, known))
+    return tuple(specs)
 
 
-Columns = Mapping[str, ColumnValues]  # by name
-
-
-def texts(values: Sequence[str]) -> ColumnValues:
-    """Make a column of texts, of which none is missing."""
-    strings, codes = np.unique(np.array(values, object), return_inverse=True)
-    return ColumnValues("text", codes.reshape(-1), strings.tolist())
+def check_name(name: str, known: Iterable[str] = ()) -> None:
+    """Raise DataError for what is no name of a column, or differs from a known one in case only."""
+    if not re.fullmatch(COLUMN_NAME, name):
+        raise DataError(
+            f"column {name!r}: a name is a letter, then letters, digits and . - _, at most 64; "
+            f"to rename it write NAME={name}"
+        )
+    twins = [other for other in known if other != name and other.lower() == name.lower()]
+    if twins:
+        raise DataError(f"columns {twins[0]!r} and {name!r} differ in case only; rename one")
 
 
 def find_groups(columns: Columns, name: str, option: str) -> NDArray[np.int64]:
-    """Number samples by the column that an option names. Raises: DataError with the option."""
-    if name not in columns:
-        known = ", ".join(columns) or "none; name it with --columns"
+    """Number samples by the column that an option names, each missing one on its own.
+
+    Raises: DataError with the option.
+    """
+    known = columns.column_names
+    if name not in known:
         raise DataError(
-            f"{option} {name!r} is no column that is read{did_you_mean(name, columns)}; "
-            f"columns: {known}"
+            f"{option} {name!r} is no column that is read{did_you_mean(name, known)}; columns: "
+            f"{', '.join(known) or 'none; name it with --columns'}"
         )
     try:
-        return columns[name].groups()
+        return Column(name, columns.column(name)).groups.whole_split()
     except DataError as error:
         raise DataError(f"{option} {name!r}: {error}") from None
+
+
+def paths_column(names: Sequence[str]) -> Columns:
+    """Return the column of the files that samples were built from."""
+    return pa.table({PATH_COLUMN: pa.array(names, pa.string())})
+
+
+def to_json(columns: Columns, samples: int) -> list[bytes]:
+    """Write each sample's values as its KEY.json: missing ones are left out; b"" where all are."""
+    trees: list[dict[str, object]] = [{} for _ in range(samples)]
+    for name in columns.column_names:
+        cells = columns.column(name)
+        is_time = kind_of(cells) == "time"
+        for tree, value in zip(
+            trees, show_cells(cells) if is_time else cells.to_pylist(), strict=True
+        ):
+            if value is not None:
+                tree[name] = value
+    return [json.dumps(tree, separators=(",", ":")).encode() if tree else b"" for tree in trees]
 
 
 def check_kinds(manifest: Manifest, columns: Mapping[str, Columns]) -> None:
     """Raise DataError where a split's column has another kind in the manifest's other splits."""
     for split, own in columns.items():
-        for name, column in own.items():
+        for name in own.column_names:
+            kind = kind_of(own.column(name))
             known = manifest.columns.get(name)
-            if known is not None and known.kind != column.kind:
+            if known is not None and known.kind != kind:
                 raise DataError(
-                    f"column {name!r} is {column.kind} in {split}, but {known.kind} in "
+                    f"column {name!r} is {kind} in {split}, but {known.kind} in "
                     f"{' and '.join(known.splits)}; give its kind, as in {name}:{known.kind}"
                 )
 
 
-def write_columns(
-    folder: Path,
-    manifest: Manifest,
-    columns: Mapping[str, Columns],
-    named: Mapping[str, str] = MappingProxyType({}),
-) -> Manifest:
-    """Write the columns of whole splits, by split and name; return the manifest with them.
+# --- files
 
-    What the manifest had of these splits is forgotten, columns of its other splits stay. `named`
-    files (-> sha256) stay as they are, for a dataset.json that names them.
+
+def write_columns(folder: Path, manifest: Manifest, columns: Mapping[str, Columns]) -> Manifest:
+    """Write the columns of whole splits, by split; return the manifest with them.
+
+    What the manifest had of these splits is forgotten, columns of its other splits stay.
 
     Raises: DataError where a name is no column's, or another split has it of another kind.
     """
-    others = without_splits(manifest, columns)
-    check_kinds(others, columns)
-    entries = others.columns
-    for name in sorted({name for own in columns.values() for name in own}):
-        check_name(name, entries)
-        by_split = {split: own[name] for split, own in columns.items() if name in own}
-        entries[name] = _write_column(folder, name, by_split, entries.get(name), named)
-    return manifest.model_copy(update={"columns": entries})
+    manifest = without_splits(manifest, columns)
+    check_kinds(manifest, columns)
+    entries = dict(manifest.columns)
+    files = dict(manifest.metadata)
+    for split, table in columns.items():
+        for name in table.column_names:
+            check_name(name, entries)
+            cells = table.column(name)
+            known = entries.get(name, ColumnEntry(kind=kind_of(cells), splits={}))
+            splits = {**known.splits, split: digest(cells)}
+            entries[name] = known.model_copy(update={"splits": splits})
+        if table.column_names:
+            files[split] = _write_table(folder, split, table.select(sorted(table.column_names)))
+    # in one order, whoever wrote what first: dataset.json names the data by its sha256
+    for name, entry in entries.items():
+        splits = {split: entry.splits[split] for split in sorted(entry.splits)}
+        entries[name] = entry.model_copy(update={"splits": splits})
+    update = {
+        "columns": {name: entries[name] for name in sorted(entries)},
+        "metadata": {split: files[split] for split in sorted(files)},
+    }
+    return manifest.model_copy(update=update)
+
+
+def _write_table(folder: Path, split: str, table: Columns) -> MetadataFile:
+    sink = pa.BufferOutputStream()
+    # as `data.columns` takes it: what is read is no larger than the file
+    parquet.write_table(table, sink, compression="none", use_dictionary=False)
+    raw = sink.getvalue()
+    sha256 = hashlib.sha256(raw).hexdigest()
+    file = f"{split}.metadata-{sha256[:16]}.parquet"
+    write_atomically(folder / file, raw, fsync=True)
+    return MetadataFile(file=file, bytes=len(raw), sha256=sha256)
 
 
 def save_columns(folder: Path, manifest: Manifest, columns: Mapping[str, Columns]) -> Manifest:
@@ -153,34 +182,31 @@ def add_columns(folder: Path, columns: Mapping[str, Columns], *, alone: bool = F
     DataError as `write_columns`.
     """
     with one_at_a_time(folder):
-        manifest = load_index(folder).manifest
-        names = {name for own in columns.values() for name in own}
-        known = {} if alone else {n: e for n, e in manifest.columns.items() if n in names}
-        replaced = manifest.model_copy(update={"columns": known})
-        # a kill before dataset.json is written leaves the old one and all that it names
-        named = {file.file: file.sha256 for e in manifest.columns.values() for file in e.files()}
-        entries = write_columns(folder, replaced, columns, named).columns
-        # in the order that they had: a dataset.json without new values is the same, byte for byte
-        for name, entry in entries.items():
-            check_name(name, manifest.columns)
-            own = {split: entry.splits[split] for split in manifest.splits if split in entry.splits}
-            entries[name] = entry.model_copy(update={"splits": own})
-        manifest = manifest.model_copy(update={"columns": {**manifest.columns, **entries}})
-        save_manifest(folder, manifest)
-        remove_unnamed(folder, manifest)
-        return manifest
+        index = load_index(folder)
+        names = {name for own in columns.values() for name in own.column_names}
+        tables = {}
+        for split in index.manifest.splits:
+            before = read_columns(index, split)
+            new = columns.get(split)
+            lost = names & {*before.column_names} if alone or new is not None else set()
+            if not lost and new is None:
+                continue
+            kept = before.drop_columns([*lost])
+            parts = [kept] if new is None else [kept, new]
+            tables[split] = side_by_side(*parts)
+        return save_columns(folder, index.manifest, tables)
 
 
-def check_name(name: str, known: Iterable[str] = ()) -> None:
-    """Raise DataError for what is no name of a column, or differs from a known one in case only."""
-    if not re.fullmatch(COLUMN_NAME, name):
-        raise DataError(
-            f"column {name!r}: a name is a letter, then letters, digits and . - _, at most 64; "
-            f"to rename it write NAME={name}"
-        )
-    twins = [other for other in known if other != name and other.lower() == name.lower()]
-    if twins:
-        raise DataError(f"columns {twins[0]!r} and {name!r} differ in case only; rename one")
+def side_by_side(*tables: Columns) -> Columns:
+    """Return the columns of several tables of the same samples as one."""
+    return pa.table({name: own.column(name) for own in tables for name in own.column_names})
+
+
+def read_columns(index: DatasetIndex, split: str) -> Columns:
+    """Read all columns of a split. Raises: DataError as `read_cells`."""
+    own = index.split(split)
+    names = [name for name in index.manifest.columns if own.has_values(name)]
+    return pa.table({name: own.column(name).cells for name in names})
 
 
 def without_splits(manifest: Manifest, splits: Iterable[str]) -> Manifest:
@@ -191,91 +217,14 @@ def without_splits(manifest: Manifest, splits: Iterable[str]) -> Manifest:
         kept = {split: own for split, own in entry.splits.items() if split not in gone}
         if kept:
             entries[name] = entry.model_copy(update={"splits": kept})
-    return manifest.model_copy(update={"columns": entries})
+    files = {split: file for split, file in manifest.metadata.items() if split not in gone}
+    return manifest.model_copy(update={"columns": entries, "metadata": files})
 
 
 def remove_unnamed(folder: Path, manifest: Manifest) -> None:
-    """Remove column files that dataset.json does not name any more, and folders left empty."""
-    named = {
-        (folder / file.file).resolve()
-        for entry in manifest.columns.values()
-        for file in entry.files()
-    }
-    own = sorted((folder / FOLDER).glob("*/"))
-    for path in own:
-        remove_abandoned(path)
-        for file in sorted(path.glob("*.npy")):
-            if _OWN_FILE.fullmatch(file.name) and file.resolve() not in named:
-                file.unlink()
-    for path in [*own, folder / FOLDER]:
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
-
-
-def group_rows(column: ColumnValues) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]]]:
-    """Sort samples: (2, G) values that occur and where each begins in the rows by value, (n,)."""
-    present = np.flatnonzero(~column.missing)
-    members = present[np.argsort(column.values[present], kind="stable")]
-    values = column.values[members].astype(np.int64)
-    starts = np.flatnonzero(np.diff(values, prepend=values[:1] - 1)) if len(values) else members
-    groups = np.stack([values[starts], starts]).astype("<i8")  # (2, G)
-    return groups, members.astype(members_dtype(len(column.values)))
-
-
-def _write_column(
-    folder: Path,
-    name: str,
-    by_split: Mapping[str, ColumnValues],
-    known: ColumnEntry | None,
-    named: Mapping[str, str],
-) -> ColumnEntry:
-    """Write one column of some splits; `known` is its entry of other splits."""
-    kind = next(iter(by_split.values())).kind
-    # one table for all splits: codes that are on disk stay what they are
-    strings = None
-    table: list[str] = []
-    if kind == "text":
-        if known is not None:
-            table = Column(str(folder), "", name, known, 0).strings.all()
-        held = set(table)
-        table += sorted({text for own in by_split.values() for text in own.strings} - held)
-        strings = _save(folder, name, "strings", _pack(table), named)
-    number = {text: code for code, text in enumerate(table)}
-    # values, and samples by value
-    splits = dict(known.splits) if known else {}
-    for split, column in by_split.items():
-        values = column.values
-        if kind == "text":
-            places = np.array([*(number[text] for text in column.strings), -1], np.int32)
-            column = column._replace(values=places[values])  # a missing one, -1, reads the last
-        own = {"values": column.values.astype(STORED[kind].dtype)}
-        if kind != "float":
-            own["groups"], own["members"] = group_rows(column)
-        files = {part: _save(folder, name, f"{split}.{part}", own[part], named) for part in own}
-        splits[split] = SplitColumn(**files)
-    return ColumnEntry(kind=kind, strings=strings, splits=splits)
-
-
-def _pack(strings: Sequence[str]) -> NDArray[np.uint8]:
-    """Lay strings out as a table: n + 1 starts, then UTF-8."""
-    encoded = [text.encode("utf-8", "surrogatepass") for text in strings]
-    sizes = np.array([8 * (len(strings) + 1), *map(len, encoded)], np.int64)
-    head = np.cumsum(sizes).astype("<i8").tobytes()
-    return np.frombuffer(head + b"".join(encoded), np.uint8)
-
-
-def _save(
-    folder: Path, name: str, part: str, array: NDArray[Any], named: Mapping[str, str]
-) -> ColumnFile:
-    raw = npy_bytes(array)
-    sha256 = hashlib.sha256(raw).hexdigest()
-    if part == "strings":  # its own name, as an older dataset.json may still name another table
-        part = f"strings-{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
-    file = f"{FOLDER}/{name}/{part}.npy"
-    split, dot, kind = part.rpartition(".")
-    other = f"{FOLDER}/{name}/{split}-{sha256[:16]}{dot}{kind}.npy"
-    if dot and (other in named or named.get(file, sha256) != sha256):
-        file = other
-    (folder / FOLDER / name).mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / file, raw, fsync=True)
-    return ColumnFile(file=file, bytes=len(raw), sha256=sha256)
+    """Remove the tables of columns that dataset.json does not name any more."""
+    remove_abandoned(folder)
+    named = {file.file for file in manifest.metadata.values()}
+    for path in sorted(folder.glob("*.parquet")):
+        if _OWN_FILE.fullmatch(path.name) and path.name not in named:
+            path.unlink()

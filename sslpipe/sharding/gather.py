@@ -2,221 +2,176 @@
 
 A cell is missing where it is empty, null or no number (NaN). A kind that is not named is inferred:
 it is the one of all cells, and cells of different kinds are an error that names two of them. The
-digits of a code (007, or more than fit 64 bits) are a text, and so is then each number beside them.
+digits of a code (007, or more than a number holds) are a text, and so is then each number beside
+them.
 
 A sample's values are in its KEY.json in the shard. So whatever wrote a shard (this build, one that
 was stopped, another machine, another program), its columns are read from it.
 """
 
 import json
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date, datetime
-from decimal import Decimal
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import compute, types
 
-from sslpipe.data.columns import CONVERT, EXACT_FLOAT, STORED, Kind, Value, has_offset
+from sslpipe.data.columns import INTEGER, NO_VALUE, NUMBER, Kind, convert, kind_of, plain
 from sslpipe.data.index import IMAGE_SUFFIXES
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.files import Tree, parse_object
 from sslpipe.portable import read_at
-from sslpipe.sharding.columns import Columns, ColumnSpec, ColumnValues, Origin, check_name
+from sslpipe.sharding.columns import Columns, check_name
 from sslpipe.sharding.scan import Sample, scan_tar
-from sslpipe.sharding.sources import Images, SourceOptions, open_file, readable
+from sslpipe.sharding.sources import ColumnSpec, Images, Origin, SourceOptions, open_file, readable
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
-_DIGITS = re.compile(r"[+-]?[0-9]+")
-_DATE = re.compile(r"\d{4}[-:]\d\d[-:]\d\d", re.ASCII)  # 20240501 may be anything
-_TYPES: dict[type, Kind] = {int: "integer", float: "float", datetime: "time"}
+# 20240501 may be anything
+_DATE = r"^\d{4}[-:]\d\d[-:]\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
+_ZERO_PADDED = r"^[+-]?0[0-9]+$"
+_LONG = r"^[+-]?[0-9]{16,}$"
+_LARGEST_INTEGER = 2**63 - 1
+_EXACT_FLOAT = 2**53  # integers up to it are floats, too
 
 MOST_JSON_BYTES = 2**24  # of a member; what is larger is no description of an image
 
 
-def parse_columns(text: str, option: str) -> tuple[ColumnSpec, ...]:
-    """Read "patient,age:integer,sku=Product id:text". Raises: DataError with the option's name."""
-    specs: list[ColumnSpec] = []
-    for part in text.split(","):
-        name, renamed, field = part.strip().partition("=")
-        rest, colon, kind = (field if renamed else name).rpartition(":")
-        if colon and kind not in KINDS and not renamed:
-            raise DataError(
-                f"{option} {part.strip()!r}: {kind!r} is no kind{did_you_mean(kind, KINDS)}; "
-                f"kinds: {', '.join(KINDS)}"
-            )
-        known = next((each for each in KINDS if colon and each == kind), None)
-        field = rest if known else field if renamed else name
-        name = name.strip() if renamed else field
-        if not field:
-            raise DataError(f"{option} {text!r} is no list of names, as in patient,age:integer")
-        for spec in specs:
-            if name == spec.name or field == spec.field:
-                raise DataError(f"{option} {text!r} names {name!r} twice")
-        check_name(name, [spec.name for spec in specs])
-        specs.append(ColumnSpec(name, field, known))
-    return tuple(specs)
+class RawColumn(NamedTuple):
+    """The cells of one column in all splits, as their source has them."""
 
+    spec: ColumnSpec
+    origin: Origin
+    cells: Any  # pyarrow.ChunkedArray of any type, or a list of what JSON may hold
+    names: Sequence[str]  # of the samples, for messages
 
-class CellReader:
-    """Collects the cells of one column, of any splits, and gives their values.
+    def read(self) -> Any:
+        """Return the values (pyarrow.ChunkedArray) of a kind: the one that is named, or inferred.
 
-    Raises: DataError, from `add` and `finish`, for a cell that is of another kind; it is named.
-    """
-
-    def __init__(self, spec: ColumnSpec, origin: Origin) -> None:
-        self.spec = spec
-        self.origin = origin
-        # numbers, times of a kind that is named are stored at once, all else by the cell's number
-        self._stored = None if spec.kind in (None, "text") else STORED[str(spec.kind)]
-        self._chunks: dict[str, list[NDArray[Any]]] = {}  # by split
-        self._numbers: dict[tuple[type, Value], int] = {}  # of the distinct cells
-        self._first: dict[str, tuple[Value, str]] = {}  # what an inferred one met -> where first
-        self._offsets: dict[str, tuple[Value, str]] = {}  # of times: where first
-
-    def add(self, split: str, cells: Iterable[object], names: Sequence[str]) -> None:
-        """Add the cells of some samples, whose names are for messages."""
-        chunk = np.full(len(names), -1, np.int64)  # -1: missing
-        if self._stored:
-            chunk = np.full(len(names), self._stored.missing, self._stored.dtype)
-        for place, (cell, name) in enumerate(zip(cells, names, strict=True)):
-            if (plain := self._plain(cell, name)) is None:
-                continue
-            if self._stored:
-                chunk[place] = self._convert(str(self.spec.kind), plain, name)
-                continue
-            count = len(self._numbers)
-            chunk[place] = self._numbers.setdefault((type(plain), plain), count)
-            if self.spec.kind is None and chunk[place] == count:
-                self._meet(plain, name)
-        self._chunks.setdefault(split, []).append(chunk)
-
-    def finish(self) -> dict[str, ColumnValues]:
-        """Give the values by split, in the order in which they were added."""
-        kind = self.spec.kind or self._inferred()
-        if kind == "time" and len(self._offsets) == 2:
-            raise self._mixed(self._offsets, "in UTC", "with an offset", "write the offset of all")
-        values = list[Any]()
-        strings = list[str]()
-        if kind == "text":
-            texts = [c.isoformat() if isinstance(c, datetime) else str(c) for _, c in self._numbers]
-            strings = sorted(set(texts))
-            ranks = {text: rank for rank, text in enumerate(strings)}
-            values = [ranks[text] for text in texts]
-        elif not self._stored:
-            values = [CONVERT[kind](cell) for _, cell in self._numbers]
-        # a missing one, -1, reads the last
-        table = np.array([*values, STORED[kind].missing], STORED[kind].dtype)
-        found = {split: np.concatenate(chunks) for split, chunks in self._chunks.items()}
-        return {
-            split: ColumnValues(kind, own if self._stored else table[own], strings)
-            for split, own in found.items()
-        }
-
-    def _plain(self, cell: object, name: str) -> Value | None:
-        """Return what a cell means whatever its library; None where it is missing."""
-        if isinstance(cell, np.generic):
-            cell = cell.item()
-        if isinstance(cell, bytes):
-            try:
-                cell = cell.decode()
-            except UnicodeDecodeError:
-                raise self._wrong(cell, name, "is bytes that are no text in UTF-8") from None
-        if isinstance(cell, str):
-            return readable(cell) if cell.strip() else None
-        if isinstance(cell, bool):
-            return str(cell).lower()
-        if cell is None or isinstance(cell, int | datetime):
-            return cell
-        if isinstance(cell, float | Decimal):
-            cell = float(cell)
-            return None if math.isnan(cell) else cell
-        if isinstance(cell, date):
-            return datetime(cell.year, cell.month, cell.day)
-        raise self._wrong(cell, name, f"is a {type(cell).__name__}, no value of a column")
-
-    def _convert(self, kind: str, cell: Value, name: str) -> int | float:
+        Raises: DataError with a cell of another kind.
+        """
+        cells = self._as_arrow()
+        if types.is_nested(cells.type):
+            row = int(np.flatnonzero(cells.is_valid())[0])
+            raise self._wrong(row, _python(cells[row]), f"is a {cells.type}, no value of a column")
+        kind = self.spec.kind or self._inferred(cells)
         try:
-            value = CONVERT[kind](cell)
-        except ValueError as error:
-            remedy = f", or give {self.spec.name}:text"
-            raise self._wrong(cell, name, f"{error}", remedy) from None
-        if kind == "time" and isinstance(cell, str):
-            what = "with an offset" if has_offset(cell) else "in UTC"
-            self._offsets.setdefault(what, (cell, name))
-        return value
-
-    def _kind_of(self, cell: Value) -> str:
-        """Return what a cell is: a kind, "code", or "nan" of a number or a name."""
-        if not isinstance(cell, str):
-            return _TYPES.get(type(cell), "text")
-        plain = cell.strip()
-        if _DATE.match(plain) and _reads("time", plain):
-            return "time"
-        if self.origin == "typed":
-            return "text"
-        if plain.lower() == "nan":
-            return "nan"
-        if _DIGITS.fullmatch(plain):
-            padded = plain.startswith("0") and len(plain) > 1
-            return "code" if padded or not _reads("integer", plain) else "integer"
-        return "float" if _reads("float", plain) else "text"
-
-    def _meet(self, cell: Value, name: str) -> None:
-        """Remember who has a cell of its kind first."""
-        kind = self._kind_of(cell)
-        self._first.setdefault(kind, (cell, name))
-        value = self._convert(kind, cell, name) if kind in CONVERT else 0
-        if kind == "integer" and abs(value) > EXACT_FLOAT:
-            self._first.setdefault("large integer", (cell, name))
-
-    def _inferred(self) -> Kind:
-        """Return the kind of all cells. Raises: DataError where there is more than one."""
-        first = self._first
-        met = {*first} - {"large integer"}
-        if "code" in met:
-            met = met - {"code", "nan", "integer", "float"} | {"text"}
-        elif met & {"integer", "float"} and "nan" in met:
-            met |= {"float"}
-        elif "nan" in met:
-            met |= {"text"}
-        met -= {"nan"}
-        if met == {"integer", "float"}:
-            if "large integer" in first:
-                remedy = f"give {self.spec.name}:float to round"
-                raise self._mixed(first, "large integer", "float", remedy)
-            return "float"
-        if len(met) > 1 and self.origin != "name":
-            one, *_, other = sorted(met, key=lambda kind: (kind == "text", kind))
-            raise self._mixed(first, one, other, f"mend them, or give {self.spec.name}:text")
-        return next((kind for kind in KINDS if met == {kind}), "text")
-
-    def _wrong(self, cell: object, name: str, reason: str, remedy: str = "") -> DataError:
-        return DataError(
-            f"{name}: {self.spec.field} = {shown(cell)} {reason}; mend it, or "
-            f"leave it empty{remedy}"
+            return convert(cells, kind)
+        except ValueError:
+            row = _first_failure(len(cells), lambda end: convert(cells[:end], kind))
+        try:
+            convert(cells[row : row + 1], kind)
+        except ValueError:
+            raise self._wrong(row, _python(cells[row]), NO_VALUE[kind]) from None
+        raise DataError(
+            f"{self.names[row]}: {self.spec.field} = {shown(_python(cells[row]))} is written in "
+            "another way than the times before it; write the offset of all from UTC, or of none"
         )
 
-    def _mixed(
-        self, first: Mapping[str, tuple[Value, str]], one: str, other: str, remedy: str
-    ) -> DataError:
-        met = []
-        for what in (one, other):  # no text may have been met, but what stands for one
-            cell, name = next(first[each] for each in (what, "code", "nan") if each in first)
-            met.append(f"{name} holds {shown(cell)} ({what})")
-        return DataError(f"column {self.spec.name!r} mixes kinds: {', '.join(met)}; {remedy}")
+    def _as_arrow(self) -> Any:
+        if not isinstance(self.cells, list):
+            return self.cells
+        values = [readable(value) if isinstance(value, str) else value for value in self.cells]
+        try:
+            return pa.chunked_array([pa.array(values)])
+        except (pa.ArrowException, OverflowError):
+            row = _first_failure(len(values), lambda end: pa.array(values[:end]))
+        if self.spec.kind is not None:
+            return pa.chunked_array([pa.array(list(map(_text_of, values)))])
+        other = next(number for number in range(row + 1) if values[number] is not None)
+        if other == row:
+            raise self._wrong(row, values[row], "is too large, or of another type")
+        raise self._mixed((other, values[other]), (row, values[row]))
+
+    def _inferred(self, cells: Any) -> Kind:
+        """Return the kind of all cells. Raises: DataError where there is more than one."""
+        try:
+            cells = plain(cells)
+        except ValueError:
+            return "text"  # which reading then refuses
+        if types.is_integer(cells.type):
+            return "integer"
+        if types.is_floating(cells.type):
+            return "float"
+        if types.is_temporal(cells.type):
+            return "time"
+        if not types.is_string(cells.type):
+            return "text"
+        return self._kind_of_texts(compute.utf8_trim_whitespace(cells))
+
+    def _kind_of_texts(self, cells: Any) -> Kind:
+        """Return what all texts that are not blank can be read as."""
+        rows = np.flatnonzero(compute.greater(compute.binary_length(cells), 0).fill_null(False))
+        cells = cells.take(rows)
+
+        def match(pattern: str) -> NDArray[np.bool_]:
+            return np.asarray(compute.match_substring_regex(cells, pattern), bool)
+
+        is_time = match(_DATE)
+        is_whole = match(INTEGER)
+        is_number = match(NUMBER)
+        is_nan = is_number & match("^(?i:nan)$")
+        most = _LARGEST_INTEGER if is_whole.sum() == is_number.sum() else _EXACT_FLOAT
+        long = cells.filter(match(_LONG)).to_pylist()
+        is_code = match(_ZERO_PADDED).any() or any(_exceeds(text, most) for text in long)
+        if self.origin == "typed" or is_code or not (is_number & ~is_nan).any():
+            is_number[:] = False
+        if len(rows) and is_time.all():
+            return "time"
+        if len(rows) and is_number.all():
+            return "integer" if is_whole.all() else "float"
+        is_odd = is_time if is_time.any() else is_number
+        if is_odd.any() and self.origin != "name":
+            pair = int(is_odd.argmax()), int(is_odd.argmin())
+            one, other = ((int(rows[place]), cells[place].as_py()) for place in pair)
+            raise self._mixed(one, other)
+        return "text"
+
+    def _mixed(self, one: tuple[int, object], other: tuple[int, object]) -> DataError:
+        met = [f"{self.names[row]} holds {shown(value)}" for row, value in (one, other)]
+        return DataError(
+            f"column {self.spec.name!r} mixes kinds: {', '.join(met)}; mend them, or give "
+            f"{self.spec.name}:text"
+        )
+
+    def _wrong(self, row: int, value: object, reason: str) -> DataError:
+        return DataError(
+            f"{self.names[row]}: {self.spec.field} = {shown(value)} {reason}; mend it, leave it "
+            f"empty, or give {self.spec.name}:text"
+        )
 
 
-def _reads(kind: str, text: str) -> bool:
+def _first_failure(count: int, attempt: Callable[[int], object]) -> int:
+    """Find the row at which `attempt` of the rows before its argument begins to fail."""
+    fine = 0
+    failing = count
+    while failing - fine > 1:
+        middle = (fine + failing) // 2
+        try:
+            attempt(middle)
+            fine = middle
+        except (ValueError, pa.ArrowException, OverflowError):
+            failing = middle
+    return failing - 1
+
+
+def _python(cell: Any) -> object:
+    """Return a cell for a message."""
     try:
-        CONVERT[kind](text)
-    except ValueError:
-        return False
-    return True
+        return cell.as_py()
+    except (ValueError, OverflowError):  # a time beyond Python's
+        return f"{cell.value} of {cell.type}"
+
+
+def _text_of(value: object) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _exceeds(digits: str, most: int) -> bool:
+    return len(digits) > 20 or abs(int(digits)) > most
 
 
 # --- columns of images and of shards
@@ -235,12 +190,16 @@ def columns_of_images(images: Mapping[str, Images], options: SourceOptions) -> d
                 f"--columns {name!r}: the source has no such column{did_you_mean(name, known)}; "
                 f"it has: {', '.join(known) or 'none'}"
             )
-    readers = _readers(options, next(iter(images.values())).origin)
-    for split, own in images.items():
-        matched = match_names(own.names, options.name_pattern)
-        for field, reader in readers.items():
-            reader.add(split, (matched if field in matched else own.cells)[field], own.names)
-    return _by_split(images, readers)
+    matched = {key: match_names(own.names, options.name_pattern) for key, own in images.items()}
+    names = {key: own.names for key, own in images.items()}
+    origin = next(iter(images.values())).origin
+    columns = list[tuple[ColumnSpec, Origin, Any]]()
+    for spec in _wanted(options):
+        is_in_name = spec.field in options.in_names
+        cells = [(matched[key] if is_in_name else images[key].cells)[spec.field] for key in images]
+        joined = _joined(cells)
+        columns.append((spec, "name" if is_in_name else origin, joined))
+    return _by_split(names, columns)
 
 
 def columns_of_tars(
@@ -257,30 +216,35 @@ def columns_of_tars(
     `columns_of_images`, where a KEY.json is no object, and with `required` for a key in none.
     """
     fields = options.fields
-    readers = _readers(options, "typed")
+    wanted = _wanted(options)
 
-    def read(path: Path) -> tuple[list[str], dict[str, list[object]], set[str]]:
+    def read(path: Path) -> tuple[list[str], list[dict[str, object]]]:
         samples = scan_tar(path, suffixes).samples
-        trees = _read_json(path, samples) if fields else []
-        cells = {field: [tree.get(field) for tree in trees] for field in fields}
-        return [sample.name for sample in samples], cells, {k for tree in trees for k in tree}
+        trees = _read_json(path, samples) if fields else [{}] * len(samples)
+        return [sample.name for sample in samples], trees
 
+    names: dict[str, list[str]] = {split: [] for split in shards}
+    cells: dict[str, list[object]] = {spec.field: [] for spec in wanted}
     seen = set[str]()
     with ThreadPoolExecutor(workers) as pool:
-        for split, paths in shards.items() if readers else ():
-            for path, (names, cells, keys) in zip(paths, pool.map(read, paths), strict=True):
-                matched = match_names(names, options.name_pattern)
-                told = [f"{path.name} {name}" for name in names]
-                for field, reader in readers.items():
-                    reader.add(split, matched[field] if field in matched else cells[field], told)
-                seen |= keys
+        for split, paths in shards.items() if wanted else ():
+            for path, (own, trees) in zip(paths, pool.map(read, paths), strict=True):
+                names[split] += [f"{path.name} {name}" for name in own]
+                matched = match_names(own, options.name_pattern)
+                for field in cells:
+                    cells[field] += matched.get(field) or [tree.get(field) for tree in trees]
+                seen.update(*trees)
     for field in fields:
         if required and field not in seen:
             raise DataError(
                 f"--json-fields {field!r}: no sample has it{did_you_mean(field, seen)}; in their "
                 f"JSON is: {', '.join(sorted(seen)[:20]) or 'nothing'}"
             )
-    return _by_split(shards, readers)
+    columns = list[tuple[ColumnSpec, Origin, Any]]()
+    for spec in wanted:
+        origin: Origin = "name" if spec.field in options.in_names else "typed"
+        columns.append((spec, origin, cells[spec.field]))
+    return _by_split(names, columns)
 
 
 def match_names(
@@ -336,43 +300,49 @@ def _read_json(path: Path, samples: Sequence[Sample]) -> list[Tree]:
     return trees
 
 
-def to_json(columns: Columns, number: int) -> bytes:
-    """Write a sample's values as its KEY.json; missing ones are left out; b'' where all are."""
-    values = {name: column.cell(number) for name, column in columns.items()}
-    tree = {name: value for name, value in values.items() if value is not None}
-    return json.dumps(tree, separators=(",", ":")).encode() if tree else b""
-
-
 def describe(columns: Mapping[str, Columns]) -> list[str]:
     """Return what was read, a line a column: name, kind, how many values are missing."""
     lines = []
-    for name in {name: None for own in columns.values() for name in own}:
-        own = [each[name] for each in columns.values() if name in each]
-        missing = sum(int(c.missing.sum()) for c in own)
-        total = sum(len(c.values) for c in own)
+    for name in next(iter(columns.values())).column_names:
+        own = [each.column(name) for each in columns.values()]
+        missing = sum(cells.null_count for cells in own)
+        total = sum(map(len, own))
         rest = f", missing in {missing:,} of {total:,} samples" if missing else ""
-        lines.append(f"column {name}: {own[0].kind}{rest}")
+        lines.append(f"column {name}: {kind_of(own[0])}{rest}")
     return lines
 
 
-def _readers(options: SourceOptions, origin: Origin) -> dict[str, CellReader]:
-    """Make a reader for each column, by its field: those asked for, then all that names hold."""
-    wanted = {spec.field: spec for spec in options.columns}
-    for name in options.in_names:
-        wanted.setdefault(name, ColumnSpec(name, name, None))
-    for name in (names := [spec.name for spec in wanted.values()]):
+def _wanted(options: SourceOptions) -> list[ColumnSpec]:
+    """List the columns to read: those asked for, then all that names hold."""
+    asked = [spec.field for spec in options.columns]
+    in_names = [ColumnSpec(name, name, None) for name in options.in_names if name not in asked]
+    wanted = [*options.columns, *in_names]
+    for name in (names := [spec.name for spec in wanted]):
         check_name(name, names)
         if names.count(name) > 1:
             raise DataError(f"two columns are named {name!r}; rename one")
-    return {
-        field: CellReader(spec, "name" if field in options.in_names else origin)
-        for field, spec in wanted.items()
-    }
+    return wanted
 
 
-def _by_split(splits: Iterable[str], readers: Mapping[str, CellReader]) -> dict[str, Columns]:
-    finished = [(reader.spec.name, reader.finish()) for reader in readers.values()]
-    return {
-        split: {name: values[split] for name, values in finished if split in values}
-        for split in splits
-    }
+def _joined(parts: Sequence[Any]) -> Any:
+    """Join the cells of several splits: tables' own types, or a list of Python's."""
+    if not all(isinstance(part, pa.ChunkedArray) for part in parts):
+        return [cell for part in parts for cell in part]
+    tables = [pa.table({"cells": part}) for part in parts]
+    return pa.concat_tables(tables, promote_options="permissive").column("cells")
+
+
+def _by_split(
+    names: Mapping[str, Sequence[str]], columns: Iterable[tuple[ColumnSpec, Origin, Any]]
+) -> dict[str, Columns]:
+    """Read columns of all splits, `names` of whose samples are for messages; cut them by split."""
+    every = [name for own in names.values() for name in own]
+    table = pa.table(
+        {spec.name: RawColumn(spec, origin, cells, every).read() for spec, origin, cells in columns}
+    )
+    begin = 0
+    tables = {}
+    for split, own in names.items():
+        tables[split] = table.slice(begin, len(own))
+        begin += len(own)
+    return tables

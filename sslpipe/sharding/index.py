@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sslpipe.data.columns import REWRITE, digest
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import (
@@ -25,7 +26,7 @@ from sslpipe.data.index import (
 from sslpipe.data.storage import download, join, local_path, read_range, size_of
 from sslpipe.errors import DataError, shown
 from sslpipe.portable import sha256_of
-from sslpipe.sharding.columns import ColumnSpec, save_columns, texts
+from sslpipe.sharding.columns import paths_column, save_columns, side_by_side
 from sslpipe.sharding.gather import columns_of_tars
 from sslpipe.sharding.join_tars import built_paths, join_folders
 from sslpipe.sharding.record import merge_classes, open_manifest
@@ -38,7 +39,7 @@ from sslpipe.sharding.scan import (
     offset_rows,
     scan_tar,
 )
-from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.sources import ColumnSpec, SourceOptions
 from sslpipe.sharding.split_names import split_of, without_number
 from sslpipe.sharding.writer import Advance
 
@@ -225,8 +226,9 @@ def index_folder(
     values = columns_of_tars(groups, columns, workers=workers, suffixes=suffixes)
     for name, paths in groups.items():
         built = built_paths(paths, splits[name])
-        if built and not any(column.lower() == PATH_COLUMN for column in values[name]):
-            values[name] = {**values[name], PATH_COLUMN: texts(built)}
+        known = {column.lower() for column in values[name].column_names}
+        if built and PATH_COLUMN not in known:
+            values[name] = side_by_side(values[name], paths_column(built))
     manifest = save_columns(out, manifest.model_copy(update=update), values)
     report = make_report(out, left_out=left_out.groups(), images=unusual.groups())
     save_report(out, report)
@@ -273,16 +275,13 @@ def check_columns(folder: Path, splits: Iterable[str], columns: SourceOptions) -
 
 
 def verify_columns(index: DatasetIndex, split: str) -> list[Fault]:
-    """List the files of a split's columns that are missing or damaged."""
+    """List the columns of a split that are missing or damaged."""
     faults = []
     for name, entry in index.manifest.columns.items():
-        column = index.split(split).column(name)
         try:
-            values = column.values
-            if entry.kind == "text" and values.max(initial=-1) >= len(column.strings):
-                raise DataError("a value is no string of its table")
-            if entry.kind != "float":
-                _ = column.groups  # which are checked where they are opened
+            column = index.split(split).column(name)
+            if split in entry.splits and digest(column.cells) != entry.splits[split]:
+                raise DataError(f"its values are not those of dataset.json; {REWRITE}")
         except DataError as error:
             faults.append(Fault(f"column {name} of {split}", "", str(error)))
     return faults

@@ -22,9 +22,8 @@ from sslpipe.data.index import (
     load_index,
 )
 from sslpipe.errors import DataError, shown
-from sslpipe.sharding.columns import ColumnSpec
 from sslpipe.sharding.record import open_manifest
-from sslpipe.sharding.sources import number_labels
+from sslpipe.sharding.sources import ColumnSpec, number_labels
 
 Numbers = NDArray[np.int64]  # (classes of a folder,), their numbers in the joined data set
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from sslpipe.data.columns import is_missing
+from sslpipe.data.columns import show_cells
 from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import Reader
@@ -184,7 +184,7 @@ def column_rows(index: DatasetIndex, split_name: str) -> list[tuple[str, str]]:
     rows = []
     for name in index.manifest.columns:
         column = split.column(name)
-        missing = int(is_missing(column.kind, column.values).sum())
+        missing = column.cells.null_count
         parts = [column.kind, f"{missing:,} missing"]
         if missing < len(column) and column.kind == "float":
             low, middle, high = np.nanpercentile(column.values, [0, 50, 100])
@@ -194,8 +194,8 @@ def column_rows(index: DatasetIndex, split_name: str) -> list[tuple[str, str]]:
             groups = column.groups
             parts += [f"{len(groups):,} distinct", f"samples a value {_spread(groups.sizes())}"]
             if column.kind != "text":
-                ends = [column.show_value(value) for value in groups.values[[0, -1]].tolist()]
-                parts.append(f"{ends[0]} to {ends[1]}")
+                first, last = show_cells(groups.values.take([0, len(groups) - 1]))
+                parts.append(f"{first} to {last}")
         rows.append((f"column {name}", "; ".join(parts)))
     return rows
 

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sslpipe.data.columns import Kind
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import forward_slashes, open_regular
-from sslpipe.sharding.columns import ColumnSpec, Origin
 from sslpipe.sharding.report import Group, group_kinds
 from sslpipe.sharding.split_names import split_of
 
@@ -32,6 +33,19 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")  # how Python holds such bytes, or h
 MOST_NAMED = 20  # splits in a message
 
 
+class ColumnSpec(NamedTuple):
+    """A column that is asked for: its name here and in the source; kind None: inferred."""
+
+    name: str
+    field: str
+    kind: Kind | None
+
+
+# typed: "12" is a text (JSON, parquet); table: it may be a number (CSV); name: so, and where one
+# cell is a text, all are (folders, names of files)
+Origin = Literal["typed", "table", "name"]
+
+
 @dataclass(frozen=True)
 class Images:
     """One split of a source, readable in any order and from several threads."""
@@ -42,7 +56,7 @@ class Images:
     classes: tuple[str, ...]
     read: Callable[[int], bytes]  # the i-th image as it is in the source; raises DataError
     missing: Sequence[str] = ()  # files that the source lists and does not have
-    cells: Mapping[str, Sequence[object]] = field(default_factory=dict)  # by the source's columns
+    cells: Mapping[str, Any] = field(default_factory=dict)  # by column: of pyarrow, or a sequence
     origin: Origin = "name"  # what a text among `cells` may mean
     paths: Sequence[Path] = ()  # the file of each image, where they are files
     left_out: Sequence[Group] = ()  # what else was there, of all splits
@@ -87,7 +101,7 @@ class SourceOptions:
         return [spec.field for spec in self.columns if spec.field not in self.in_names]
 
 
-Row = tuple[Path, str | None, *tuple[str | None, ...]]  # an image, its class, what else is known
+Row = tuple[Path, str | None]  # an image and its class
 SourceReader = Callable[[SourceOptions], dict[str, Images]]  # images by split; raises DataError
 
 
@@ -95,20 +109,18 @@ def from_rows(
     options: SourceOptions,
     root: Path,
     groups: Mapping[str, Sequence[Row]],
-    columns: Sequence[str] = (),
+    tables: Mapping[str, Any] | None = None,
     *,
     where: str = "",
-    origin: Origin = "name",
 ) -> dict[str, Images]:
     """Describe image files: the splits that are asked for, whose classes are those of all.
 
     Args:
         options: Choose the split; files that are not there are an error, or listed as missing.
         root: Names of the images are relative to it.
-        groups: By split, its rows: image, class ('' or None: none), and a cell for each column.
-        columns: Names of the cells.
+        groups: By split, its rows: image, and class ('' or None: none).
+        tables: By split, what else a table says of its rows (pyarrow.Table); None: nothing.
         where: What has the splits, for messages; "": the root.
-        origin: As in `Images`.
 
     Raises: DataError where there is no such split, it is empty, or a file is missing.
     """
@@ -140,12 +152,16 @@ def from_rows(
             classes,
             read,
             [names[k] for k in missing],
-            {name: [rows[k][2 + n] for k in there] for n, name in enumerate(columns)},
-            origin,
+            _rows_of(tables[split], there) if tables else {},
+            "table" if tables else "name",
             paths=paths,
         )
     first = next(iter(images))
     return {**images, first: replace(images[first], left_out=group_kinds(left_out), doubts=doubts)}
+
+
+def _rows_of(table: Any, rows: Sequence[int]) -> dict[str, Any]:
+    return {name: table.column(name).take(rows) for name in table.column_names}
 
 
 def _size(path: Path) -> int:

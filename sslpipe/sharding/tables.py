@@ -1,10 +1,8 @@
 """Read tables that list images, a row an image: CSV, and parquet as Hugging Face has it."""
 
-import csv
 import io
 import json
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,78 +35,109 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
 
     Paths are relative to the CSV file, or to --root.
     """
-    if options.csv is None:
+    path = options.csv
+    if path is None:
         raise DataError("--source csv needs --csv FILE")
-    root = options.root or options.csv.parent
+    root = options.root or path.parent
     by = options.split_column
-    groups = _read_rows(options, options.csv, root)
-    if not groups:
-        raise DataError(f"{options.csv} has no rows below its first line, which names the columns")
+    table = _read_csv(options, path)
+    if not len(table):
+        raise DataError(f"{path} has no rows below its first line, which names the columns")
+    paths = _filled(table, options.image_column, path)
+    label_column = options.label_column if options.labels else None
+    labels = table.column(label_column).to_pylist() if label_column else [None] * len(table)
+    given = options.split and (split_of(options.split) or options.split)
+    named = _filled(table, by, path) if by else [given or "train"] * len(table)
+    splits = {name: name for name in named}
     where = ""
     if by:
-        where = f"column {by!r} of {options.csv}"
-        splits = name_splits(groups, where)
-        groups = {splits[name]: rows for name, rows in groups.items()}
-    return from_rows(options, root, groups, options.fields, where=where, origin="table")
+        where = f"column {by!r} of {path}"
+        splits = name_splits(splits, where)
+    rows: dict[str, list[Row]] = {split: [] for split in splits.values()}
+    places: dict[str, list[int]] = {split: [] for split in splits.values()}
+    for place, (name, image, label) in enumerate(zip(named, paths, labels, strict=True)):
+        rows[splits[name]].append((root / image, label))
+        places[splits[name]].append(place)
+    cells = {split: table.take(own).select(options.fields) for split, own in places.items()}
+    return from_rows(options, root, rows, cells, where=where)
 
 
-def _read_rows(options: SourceOptions, path: Path, root: Path) -> dict[str, list[Row]]:
-    """Read the columns that are asked for, by split. Raises: DataError with file and line."""
-    image_column = options.image_column
-    split_column = options.split_column
-    label_column = options.label_column if options.labels else None
-    wanted = [
-        ("--image-column", image_column),
-        ("--label-column", label_column),
-        ("--split-column", split_column),
-        *(("--columns", name) for name in options.fields),
-    ]
-    given = options.split and (split_of(options.split) or options.split)
-    groups: dict[str, list[Row]] = {}
+def _filled(table: Any, column: str, path: Path) -> list[str]:
+    """Return the texts of a column that has one in each row. Raises: DataError with the row."""
+    texts: list[str] = table.column(column).to_pylist()
+    if "" in texts:
+        row = texts.index("") + 2  # the first has the names
+        raise DataError(f"{path}, row {row}: no value of {column!r}; fill it, or drop the row")
+    return texts
+
+
+def _read_csv(options: SourceOptions, path: Path) -> Any:
+    """Read the columns that are asked for, as texts. Raises: DataError."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    wanted = {name: "--columns" for name in options.fields}
+    wanted[options.image_column] = "--image-column"
+    if options.labels and options.label_column:
+        wanted[options.label_column] = "--label-column"
+    if options.split_column:
+        wanted[options.split_column] = "--split-column"
     try:
-        raw = open_regular(path, pipe=True)
-        with io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
-            header = file.readline()
-            delimiter = _delimiter(header, image_column)
-            reader = csv.DictReader(chain([header], file), delimiter=delimiter)
-            columns = list(reader.fieldnames or ())
-            for option, column in wanted:
-                if column is not None and column not in columns:
-                    raise DataError(
-                        f"{path} has no column {column!r}{did_you_mean(column, columns)}; it has: "
-                        f"{', '.join(columns) or 'none'}; name one with {option}"
-                        + (", or give --no-labels" if option == "--label-column" else "")
-                    )
-                if column is not None and columns.count(column) > 1:
-                    raise DataError(
-                        f"{path} has {columns.count(column)} columns {column!r}, and {option} "
-                        "reads one; rename the others"
-                    )
-            for cells in reader:
-                for column in filter(None, (image_column, split_column)):
-                    if not cells[column]:
-                        where = f"{path}, line {reader.line_num}"
-                        raise DataError(f"{where}: no value of {column!r}; fill it, or drop it")
-                label = cells[label_column] if label_column else None
-                own = (cells[name] for name in options.fields)  # None: the row is too short
-                split = (cells[split_column] if split_column else given) or "train"
-                groups.setdefault(split, []).append((root / cells[image_column], label, *own))
-    except UnicodeDecodeError as error:
-        raise DataError(f"cannot read {path}: {error}; save it as UTF-8") from error
-    except (OSError, csv.Error) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    return groups
+        with open_regular(path, pipe=True) as file:
+            raw = file.read()
+        sign = _delimiter(raw, options.image_column)
+        parse = csv.ParseOptions(delimiter=sign, newlines_in_values=True)
+        # in one block, so that a cell may have any size; in one thread, which counts rows
+        read = csv.ReadOptions(block_size=len(raw) + 1, use_threads=False)
+        columns = _header(raw, sign)
+        for column, option in wanted.items():
+            _check_column(path, column, columns, option)
+        texts = csv.ConvertOptions(
+            column_types=dict.fromkeys(wanted, pa.string()), include_columns=list(wanted)
+        )
+        return csv.read_csv(io.BytesIO(raw), read, parse, texts)
+    except (OSError, ValueError) as error:
+        remedy = "; save it as UTF-8" * ("UTF8" in str(error) or "utf-8" in str(error))
+        raise DataError(f"cannot read {path}: {first_line(error)}{remedy}") from error
 
 
-def _delimiter(header: str, image_column: str) -> str:
+def _check_column(path: Path, column: str, columns: Sequence[str], option: str) -> None:
+    """Raise DataError unless a table has one column of this name."""
+    if column not in columns:
+        raise DataError(
+            f"{path} has no column {column!r}{did_you_mean(column, columns)}; it has: "
+            f"{', '.join(columns) or 'none'}; name one with {option}"
+            + ", or give --no-labels"
+            * (option == "--label-column")
+        )
+    if columns.count(column) > 1:
+        raise DataError(
+            f"{path} has {columns.count(column)} columns {column!r}, and {option} reads one; "
+            "rename the others"
+        )
+
+
+def _delimiter(raw: bytes, image_column: str) -> str:
     """Return the sign between columns: the one by which the header names the images' column.
 
-    Where none does, the most frequent of them.
+    Where none does, the one that gives most columns.
     """
-    for sign in DELIMITERS:
-        if image_column in next(csv.reader([header], delimiter=sign), ()):
-            return sign
-    return max(DELIMITERS, key=header.count)
+    headers = {sign: _header(raw, sign) for sign in DELIMITERS}
+    naming = [sign for sign in DELIMITERS if image_column in headers[sign]]
+    return naming[0] if naming else max(DELIMITERS, key=lambda sign: len(headers[sign]))
+
+
+def _header(raw: bytes, sign: str) -> list[str]:
+    from pyarrow import csv
+
+    first_row = csv.ParseOptions(
+        delimiter=sign, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
+    )
+    read = csv.ReadOptions(block_size=len(raw) + 1, use_threads=False)
+    names: list[str] = []
+    if raw.strip():
+        names = csv.read_csv(io.BytesIO(raw), read, first_row).column_names
+    return names
 
 
 # --- parquet
@@ -128,10 +157,6 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     Labels are integers, named by the ClassLabel feature in the files' metadata where there is one,
     or texts, which are the names.
     """
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise DataError("--source parquet needs pyarrow: pip install 'sslpipe[parquet]'") from error
     # files by split
     if options.root is None:
         raise DataError(
@@ -178,7 +203,8 @@ def _find_files(root: Path) -> dict[str, list[_File]]:
     groups: dict[str, list[_File]] = {}
     for path in sorted(root.rglob("*.parquet")):
         folders = path.relative_to(root).parts[:-1]
-        if any(name.startswith(".") for name in (*folders, path.name)):
+        is_ours = (path.parent / "dataset.json").exists()  # columns of a data set
+        if is_ours or any(name.startswith(".") for name in (*folders, path.name)):
             continue
         begin = without_number(path.stem)
         split = split_of(begin)
@@ -209,18 +235,20 @@ def _check_one_configuration(root: Path, files: Sequence[_File]) -> None:
 
 
 def _columns(path: Path) -> list[str]:
-    from pyarrow import ArrowException, parquet
+    import pyarrow as pa
+    from pyarrow import parquet
 
     try:
         with open_regular(path) as file:
             return list(parquet.read_schema(file).names)
-    except (OSError, ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {path}: {error}") from error
 
 
 def _read_table(paths: list[Path], wanted: list[str]) -> Any:
     """Read some columns of all files; dictionaries are decoded. Raises: DataError."""
-    from pyarrow import ArrowException, concat_tables, parquet, types
+    import pyarrow as pa
+    from pyarrow import parquet, types
 
     tables = []
     for path in paths:
@@ -239,17 +267,18 @@ def _read_table(paths: list[Path], wanted: list[str]) -> Any:
                     plain = table.column(place).cast(field.type.value_type)
                     table = table.set_column(place, field.name, plain)
             tables.append(table)
-        except (OSError, ArrowException) as error:
+        except (OSError, pa.ArrowException) as error:
             raise DataError(f"cannot read {path}: {error}") from error
     try:
-        return concat_tables(tables, promote_options="permissive")
-    except ArrowException as error:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
         raise DataError(f"{paths[0]} and the other files of its split differ: {error}") from error
 
 
 def _labels(cells: Any, where: str) -> Labels:
     """Convert a column; null and '' are no label, whole floats integers, as pandas has gaps."""
-    from pyarrow import ArrowException, types
+    import pyarrow as pa
+    from pyarrow import types
 
     kind = cells.type
     texts = types.is_string, types.is_large_string, types.is_string_view
@@ -258,7 +287,7 @@ def _labels(cells: Any, where: str) -> Labels:
     if types.is_integer(kind):
         try:
             numbers: NDArray[np.int64] = cells.cast("int64").fill_null(-1).to_numpy()
-        except ArrowException as error:
+        except pa.ArrowException as error:
             raise DataError(
                 f"{where}: the label column holds {kind} beyond 64 bits with a sign: "
                 f"{first_line(error)}; these are ids: store them as texts, or give --no-labels to "
@@ -336,32 +365,13 @@ def _images(
         classes,
         read,
         list(missing.values()),
-        {
-            name: _cells(table.column(name), kept, f"{root}, {split}, column {name!r}")
-            for name in options.fields
-        },
+        {name: table.column(name).take(kept) for name in options.fields},
         "typed",
         left_out=group_kinds(
             ("files of the list that are not there", "", name) for name in missing.values()
         ),
         doubts=merged_classes(all_texts),
     )
-
-
-def _cells(cells: Any, kept: list[int], where: str) -> list[object]:
-    """Return some rows of a column as Python values; finer times are cut to microseconds."""
-    from pyarrow import ArrowException, timestamp, types
-
-    kind = cells.type
-    try:
-        if types.is_timestamp(kind):  # only a finer unit loses anything
-            cells = cells.cast(timestamp("us", kind.tz), safe=kind.unit != "ns")
-        return list(cells.take(kept).to_pylist())
-    except (ArrowException, ArithmeticError, ValueError) as error:
-        raise DataError(
-            f"{where}: cannot read a cell of {kind}: {first_line(error)}; mend it, leave it "
-            "empty, or leave the column out of --columns"
-        ) from error
 
 
 def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:

@@ -18,12 +18,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sslpipe.data.columns import kind_of
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.image_type import Reading
 from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, Triple
@@ -32,8 +32,7 @@ from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
 from sslpipe.sharding.arrays import Arrays, without_nan
-from sslpipe.sharding.columns import Columns, find_groups
-from sslpipe.sharding.gather import to_json
+from sslpipe.sharding.columns import Columns, find_groups, to_json
 from sslpipe.sharding.members import (
     downscale,
     flatten,
@@ -70,7 +69,8 @@ class SplitImages(NamedTuple):
 
     images: Images
     numbers: NDArray[np.int64]  # (n,), which of them
-    columns: Columns = MappingProxyType({})  # of all of them
+    columns: Columns  # of all of them
+    described: Sequence[bytes]  # KEY.json of all of them, b"" for none
 
 
 # --- splits
@@ -95,7 +95,12 @@ def cut_splits(
         places = np.array([classes.index(name) for name in value.classes] or [-1], np.int64)
         labels = np.where(value.labels < 0, -1, places[value.labels])
         value = replace(value, labels=labels, classes=classes)
-        splits[key] = SplitImages(value, np.arange(len(value)), columns[key])
+        splits[key] = SplitImages(
+            images=value,
+            numbers=np.arange(len(value)),
+            columns=columns[key],
+            described=to_json(columns[key], len(value)),
+        )
     if test_fraction:
         splits = cut_test(splits, test_fraction, layout.seed, split_by)
         notes = _describe_cut(splits, split_by)
@@ -163,7 +168,7 @@ def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str
         if classes:
             line += f", {len(np.unique(own[own >= 0])):,} of {classes:,} classes"
         if by is not None:
-            groups = split.columns[by].groups()[split.numbers]
+            groups = find_groups(split.columns, by, "--split-by")[split.numbers]
             line += f", {len(np.unique(groups)):,} groups of {by}"
         lines.append(line)
     return lines
@@ -308,9 +313,8 @@ def _cut(split: str, source: SplitImages, layout: Layout) -> list[NDArray[np.int
     order, starts = _order(split, source, layout)
     blocks = -(-images.sizes // BLOCK) + 1
     sizes = BLOCK * (blocks + np.where(images.labels >= 0, 2, 0))  # in the tar
-    if source.columns:
-        described = [len(to_json(source.columns, number)) for number in range(len(images))]
-        sizes += [BLOCK * (1 + -(-size // BLOCK)) if size else 0 for size in described]
+    described = np.array([len(tree) for tree in source.described], np.int64)
+    sizes += np.where(described, BLOCK * (1 + -(-described // BLOCK)), 0)
     ends = [0, *np.cumsum(sizes[order]).tolist()]
     # at which of them another shard begins: pieces lie together, unless larger than a shard
     cuts = list[int]()
@@ -334,11 +338,10 @@ def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
     for number in source.numbers.tolist():
         row = [number, images.names[number], int(images.labels[number]), int(images.sizes[number])]
         digest.update(json.dumps(row).encode())
-    for name, column in source.columns.items():
-        digest.update(json.dumps([name, column.kind]).encode())
-    if source.columns:
-        for number in source.numbers.tolist():
-            digest.update(to_json(source.columns, number) or b"{}")
+    for name in source.columns.column_names:
+        digest.update(json.dumps([name, kind_of(source.columns.column(name))]).encode())
+    for number in source.numbers.tolist():
+        digest.update(source.described[number] or b"{}")
     return digest.hexdigest()
 
 
@@ -381,7 +384,7 @@ def _write_shard(
             for kind, content in (
                 (suffix, raw),
                 ("cls", b"%d" % label if label >= 0 else b""),
-                ("json", to_json(plan.source.columns, number)),
+                ("json", plan.source.described[number]),
             ):
                 if content:
                     member = tarfile.TarInfo(f"{_key(number, name)}.{kind}")

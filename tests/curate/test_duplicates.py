@@ -90,11 +90,10 @@ def column_of(manifest, split="train"):
 
 
 def files_of_columns(manifest):
-    """Which files a data set names for its column, and which are there."""
-    named = {file.file for file in load_index(manifest).manifest.columns["duplicate_group"].files()}
-    folder = manifest.parent
-    there = (folder / "columns" / "duplicate_group").iterdir()
-    return named, {path.relative_to(folder).as_posix() for path in there}
+    """Which files a data set names for its columns, and which are there."""
+    named = {file.file for file in load_index(manifest).manifest.metadata.values()}
+    there = {path.name for path in manifest.parent.iterdir() if ".metadata-" in path.name}
+    return named, there
 
 
 @pytest.fixture
@@ -376,7 +375,7 @@ def test_two_searches_at_once_leave_one_whole_column(planted):
 KILLS = {
     "before the column is named": "columns.save_manifest = lambda folder, manifest: die()",
     "while its values are written": "columns.write_atomically = lambda path, *_, **__: die("
-    "portable.replacing(path).__enter__()) if path.suffix == '.npy' else None",
+    "portable.replacing(path).__enter__()) if path.suffix == '.parquet' else None",
 }
 
 

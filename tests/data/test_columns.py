@@ -1,4 +1,4 @@
-"""sslpipe.data.columns: values and groups of samples, read from files that are mapped."""
+"""sslpipe.data.columns: values and groups of samples, read from a parquet file a split."""
 
 import contextlib
 import hashlib
@@ -6,17 +6,19 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
-from sslpipe.data import columns
-from sslpipe.data.columns import Column, ColumnEntry
+from sslpipe.data.columns import REWRITE, digest
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
-from tests.helpers.columns import add_columns
+from sslpipe.sharding.columns import without_splits
+from sslpipe.sharding.record import save_manifest
+from tests.helpers.columns import add_columns, table_of
 from tests.helpers.dataset import write_dataset
 
-PARTS = ("values", "groups", "members")
-PATIENT = ["b", None, "a/\n", "b", "ü\udcff", "a/\n", "b", None]
+PATIENT = ["b", None, "a/\n", "b", "ü\0", "a/\n", "b", None]
 AGE = [7, 7, None, -5, 2**63 - 1, 7, None, 0]
 DOSE = [0.5, None, 1e-300, 2.0, 2.0, -0.0, 3.5, 1.0]
 SHOT_AT = [None, 0, 1_714_564_800_000_000, 0, -1, 5, 5, 5]
@@ -48,38 +50,25 @@ def test_values_come_by_id_in_any_order(index):
     ]
 
 
-def members(groups, code):
-    [begin], [size] = groups.spans([code])
-    return groups.ids[begin : begin + size]
-
-
-def sizes_of(groups, ids):
-    return groups.spans(groups.code_of(ids))[1].tolist()
-
-
 @pytest.mark.parametrize(("name", "values"), [("patient", PATIENT), ("age", AGE)])
 def test_groups_are_the_samples_of_one_value(index, name, values):
     groups = index.split("train").column(name).groups
-    expected = {
-        value: [i for i, other in enumerate(values) if other == value]
-        for value in values
-        if value is not None
-    }
-    codes = groups.code_of(range(8)).tolist()
-    assert len(groups) == len(expected)
-    assert sorted(set(codes) - {-1}) == list(range(len(expected)))
-    for i, value in enumerate(values):
-        if value is None:
-            assert codes[i] == -1
-        else:
-            assert members(groups, codes[i]).tolist() == expected[value]
-    sizes = [0 if value is None else len(expected[value]) for value in values]
-    assert sizes_of(groups, range(8)) == sizes
-    assert groups.sizes().tolist() == [len(members(groups, code)) for code in range(len(groups))]
+    expected = sorted({value for value in values if value is not None})
+    assert groups.show() == [str(value) for value in expected]
+    codes = [-1 if value is None else expected.index(value) for value in values]
+    assert groups.code_of(range(8)).tolist() == codes
+    assert groups.sizes().tolist() == [values.count(value) for value in expected]
+    numbers = groups.whole_split().tolist()
+    assert [n for n, code in zip(numbers, codes, strict=True) if code >= 0] == [
+        code for code in codes if code >= 0
+    ]
+    alone = [n for n, code in zip(numbers, codes, strict=True) if code < 0]
+    assert len({*alone}) == values.count(None)
+    assert not {*alone} & {*codes}
 
 
 def test_floats_make_no_groups_and_an_unknown_column_names_the_nearest(index):
-    with pytest.raises(DataError, match=r"'dose' .* holds floats"):
+    with pytest.raises(DataError, match="'dose' holds floats"):
         _ = index.split("train").column("dose").groups
     with pytest.raises(DataError, match="no column 'patints'; did you mean 'patient'"):
         index.split("train").column("patints")
@@ -92,20 +81,45 @@ def test_a_split_without_the_column_knows_nothing(tmp_path):
     assert split.column("patient").missing([0, 1]).all()
     assert split.column("dose").missing([0, 1]).all()
     assert split.column("patient").groups.code_of([0, 1]).tolist() == [-1, -1]
-    assert sizes_of(split.column("patient").groups, [1]) == [0]
+    assert len(split.column("patient").groups) == 0
 
 
-def test_codes_on_disk_stay_when_a_split_is_added(tmp_path):
+def test_a_split_that_is_added_leaves_the_other_as_it_was(tmp_path):
     manifest = write_dataset(tmp_path, (2,))
     write_dataset(tmp_path, (3,), split="test")
-    before = add_columns(manifest, patient=["m", "z"]).split("train").column("patient")
-    codes = before.values_of([0, 1]).tolist()
+    before = add_columns(manifest, patient=["m", "z"]).manifest
     index = add_columns(manifest, "test", patient=["a", "z", None])
+    assert index.manifest.metadata["train"] == before.metadata["train"]
     train, test = (index.split(name).column("patient") for name in ("train", "test"))
-    assert train.values_of([0, 1]).tolist() == codes
     assert train.show([0, 1]) == ["m", "z"]
     assert test.show(range(3)) == ["a", "z", None]
-    assert test.values_of([1]) == train.values_of([1])  # one table for all splits
+    assert train.groups.shared_with(test.groups).tolist() == [False, True]
+
+
+def test_what_names_the_data_does_not_depend_on_who_wrote_first(tmp_path):
+    """Nor on the bytes of the file, which depend on the version of pyarrow."""
+    hashes = set()
+    columns = {"b": ["x", "y"], "a": [1, None]}
+    for number, order in enumerate((("b", "a"), ("a", "b"))):
+        manifest = write_dataset(tmp_path / str(number), (2,))
+        add_columns(manifest, **{name: columns[name] for name in order})
+        hashes.add(load_index(manifest).sha256)
+    index = load_index(manifest)
+    table = index.manifest.metadata["train"].model_copy(update={"sha256": "0" * 64})
+    other = index.manifest.model_copy(update={"metadata": {"train": table}})
+    save_manifest(manifest.parent, other)
+    hashes.add(load_index(manifest).sha256)
+    assert len(hashes) == 1
+    add_columns(manifest, b=["x", "z"], a=[1, None])
+    assert load_index(manifest).sha256 not in hashes
+
+
+def test_digests_tell_values_apart():
+    tables = [
+        table_of(x=values)
+        for values in (["ab", "c"], ["a", "bc"], ["ab", "c", None], [None, "ab", "c"], [1, 2])
+    ]
+    assert len({digest(table.column("x")) for table in tables}) == 5
 
 
 def test_another_kind_in_another_split_is_refused(tmp_path):
@@ -117,8 +131,6 @@ def test_another_kind_in_another_split_is_refused(tmp_path):
 
 
 def test_without_columns_the_index_is_of_the_first_schema(tmp_path):
-    from sslpipe.sharding.record import save_manifest
-
     manifest = write_dataset(tmp_path, (2,))
     save_manifest(tmp_path, load_index(manifest).manifest)
     plain = manifest.read_bytes()
@@ -127,52 +139,97 @@ def test_without_columns_the_index_is_of_the_first_schema(tmp_path):
     assert "columns" not in tree
     add_columns(manifest, age=[1, 2])
     assert json.loads(manifest.read_bytes())["schema_version"] == 2
-    save_manifest(tmp_path, load_index(manifest).manifest.model_copy(update={"columns": {}}))
+    save_manifest(tmp_path, without_splits(load_index(manifest).manifest, ["train"]))
     assert manifest.read_bytes() == plain
 
 
-@pytest.mark.parametrize("part", ["values", "groups", "members", "strings"])
-def test_a_flipped_bit_is_seen(index, tmp_path, part):
-    (path,) = (tmp_path / "columns/patient").glob(f"*{part}*.npy")
-    raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
-    path.write_bytes(raw)
-    column = index.split("train").column("patient")
-    with pytest.raises(DataError, match=rf"{path.name}: its sha256 is not the one"):
-        column.show([0]), members(column.groups, 0)
+def table_file(index):
+    return Path(index.folder) / index.manifest.metadata["train"].file
+
+
+@pytest.mark.parametrize("at", [10, -20])
+def test_a_flipped_bit_is_seen(index, at):
+    raw = bytearray(table_file(index).read_bytes())
+    raw[at] ^= 1
+    table_file(index).write_bytes(raw)
+    with pytest.raises(DataError, match=rf"{table_file(index).name}: its sha256 is not the one"):
+        index.split("train").column("patient")
 
 
 @pytest.mark.parametrize("size", [0, 130])
-def test_a_truncated_file_is_named(index, tmp_path, size):
-    path = tmp_path / "columns/age/train.values.npy"
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(DataError, match=rf"train.values.npy has {size} bytes, not the index's"):
-        index.split("train").column("age").values_of([0])
+def test_a_truncated_file_is_named(index, size):
+    table_file(index).write_bytes(table_file(index).read_bytes()[:size])
+    with pytest.raises(DataError, match=rf"{table_file(index).name} has {size} bytes, not the ind"):
+        index.split("train").column("age")
+    table_file(index).unlink()
+    with pytest.raises(DataError, match=rf"{table_file(index).name} is missing; {REWRITE}"):
+        index.split("train").column("age")
 
 
-def forged(index, name, change):
-    """A column whose files `change` may rewrite, with their right sha256 in its entry."""
-    tree = index.manifest.columns[name].model_dump()
-    for part, file in [*tree["splits"]["train"].items(), ("strings", tree["strings"])]:
-        path = Path(index.folder) / file["file"] if file else None
-        if path and change(part, path):
-            raw = path.read_bytes()
-            file |= {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
-    return Column(index.folder, "train", name, ColumnEntry(**tree), 8)
+def test_a_remote_table_is_read_as_a_local_one(index):
+    remote = load_index(f"file://{index.folder}")
+    assert remote.split("train").column("patient").show([0, 2]) == ["b", "a/\n"]
+    table_file(index).write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="has 4 bytes, not the index's"):
+        load_index(f"file://{index.folder}").split("train").column("age")
 
 
-def test_a_file_of_another_type_is_named(index):
-    def change(part, path):
-        return part != "values" or np.save(path, np.zeros(8, np.float64)) is None
+def forged(index, raw):
+    """The data set with another table, its right sha256 in dataset.json."""
+    table_file(index).write_bytes(raw)
+    facts = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    table = index.manifest.metadata["train"].model_copy(update=facts)
+    manifest = index.manifest.model_copy(update={"metadata": {"train": table}})
+    save_manifest(Path(index.folder), manifest)
+    return load_index(index.folder).split("train")
 
-    with pytest.raises(DataError, match=r"float64 \(8,\), not int64 \(8,\)"):
-        forged(index, "age", change).values_of([0])
+
+def parquet_of(table, **options):
+    sink = pa.BufferOutputStream()
+    parquet.write_table(table, sink, **options)
+    return sink.getvalue().to_pybytes()
 
 
-def test_values_and_groups_are_mapped_and_not_read(index):
-    column = index.split("train").column("age")
-    for array in (column.values, column.groups.ids, column.groups.values.base):
-        assert isinstance(array, np.memmap)
+PLAIN = {"compression": "none", "use_dictionary": False}
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "words"),
+    [
+        (table_of(age=[1.0] * 8), PLAIN, "8 rows of 'age', double, not 8 of int64"),
+        (table_of(age=[1] * 9), PLAIN, "9 rows of 'age', int64, not 8"),
+        (table_of(old=[1] * 8), PLAIN, "8 rows of 'age', None"),
+        # which may be any size once it is read
+        (table_of(age=[1] * 8), {**PLAIN, "compression": "zstd"}, "is ZSTD .* any size"),
+        (table_of(age=[1] * 8), {"compression": "none"}, "DICTIONARY.* any size"),
+    ],
+)
+def test_another_table_behind_a_right_checksum_is_refused(index, table, options, words):
+    split = forged(index, parquet_of(table, **options))
+    with pytest.raises(DataError, match=words):
+        split.column("age")
+
+
+def test_texts_that_are_no_utf8_are_refused(index):
+    raw = table_file(index).read_bytes().replace("ü".encode(), b"\xff\xff")
+    with pytest.raises(DataError, match="cannot read column 'patient'"):
+        forged(index, raw).column("patient")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_forged_files_are_one_error_or_values(index, seed):
+    """Bytes at random in the table, with its sha256 in the index."""
+    rng = np.random.default_rng(seed)
+    raw = bytearray(table_file(index).read_bytes())
+    for at in rng.integers(4, len(raw), rng.integers(1, 6)).tolist():
+        raw[at] = int(rng.integers(0, 256))
+    split = forged(index, bytes(raw))
+    for name in ("patient", "age", "dose", "shot_at"):
+        with contextlib.suppress(DataError):
+            column = split.column(name)
+            assert len(column.show(range(8))) == len(column.values) == 8
+            if name != "dose":
+                assert len(column.groups.whole_split()) == 8
 
 
 @pytest.mark.parametrize(
@@ -194,62 +251,5 @@ def test_a_text_of_another_kind_is_refused(index):
     with pytest.raises(DataError, match="'age' is of kind integer, and 'old' is not an integer"):
         column.parse("old")
     patient = index.split("train").column("patient")
-    assert patient.show(np.flatnonzero(patient.values == patient.parse("ü\udcff"))) == ["ü\udcff"]
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_forged_files_are_one_error_or_values(index, seed):
-    """Files of random bytes behind a good header, with their sha256 in the index."""
-    rng = np.random.default_rng(seed)
-
-    def change(part, path):
-        raw = bytearray(path.read_bytes())
-        for at in rng.integers(128, len(raw), rng.integers(0, 4)).tolist():
-            raw[at] = int(rng.integers(0, 256))
-        return path.write_bytes(raw)
-
-    column = forged(index, "patient", change)
-    for read in (
-        lambda: column.show(range(8)),
-        lambda: sizes_of(column.groups, range(8)),
-        lambda: [members(column.groups, code) for code in range(len(column.groups))],
-        lambda: column.groups.whole_split(),
-        lambda: column.parse("a"),
-    ):
-        with contextlib.suppress(DataError):
-            read()
-
-
-FORGED = {
-    "an id out of range": ("members", lambda a: a.__setitem__(0, 99)),
-    "a negative id": ("members", lambda a: a.__setitem__(-1, -1)),
-    "an id twice": ("members", lambda a: a.__setitem__(0, a[1])),
-    "ids of other groups": ("members", lambda a: a.__setitem__(slice(None), a[::-1].copy())),
-    "a start out of range": ("groups", lambda a: a.__setitem__((1, 1), 2**40)),
-    "a negative start": ("groups", lambda a: a.__setitem__((1, 0), -2)),
-    "starts that overlap": ("groups", lambda a: a.__setitem__((1, 1), 0)),
-    "another value": ("groups", lambda a: a.__setitem__((0, -1), 10**6)),
-}
-
-
-@pytest.mark.parametrize("name", ["age", "patient", "shot_at"])
-@pytest.mark.parametrize("kind", FORGED)
-def test_forged_groups_behind_a_right_checksum_are_refused(index, kind, name):
-    forged_part, forge = FORGED[kind]
-
-    def change(part, path):
-        array = np.load(path)
-        if part == forged_part:
-            forge(array)
-            np.save(path, array)
-        return part == forged_part
-
-    with pytest.raises(DataError, match="its groups are damaged"):
-        _ = forged(index, name, change).groups
-
-
-@pytest.mark.parametrize("part", [1, 2, 3, 100])
-def test_groups_are_checked_a_part_at_a_time(index, part, monkeypatch):
-    monkeypatch.setattr(columns, "_CHECKED", part)
-    for name in ("age", "patient", "shot_at"):
-        assert len(index.split("train").column(name).groups)
+    assert patient.show(np.flatnonzero(patient.values == patient.parse("ü\0"))) == ["ü\0"]
+    assert patient.parse("ü\udcff") is None

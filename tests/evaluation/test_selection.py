@@ -96,7 +96,7 @@ def test_ids_come_in_any_order(split):
         ("theme = papyrus", "no sample has theme = 'papyrus'; did you mean 'papirus'"),
         ("age = old", "column 'age' is of kind integer, and 'old' is not an integer"),
         ("age = __import__('os')", "cannot read"),
-        ("age > 99999999999999999999", "does not fit 64 bits"),
+        ("age > 99999999999999999999", "not an integer of 64 bits"),
         ("shot_at = yesterday", "'yesterday' is no time"),
     ],
 )

@@ -275,7 +275,7 @@ def test_a_column_that_a_run_does_not_use_may_come_change_and_go(data, identity_
         ("duplicate_group", LAST_TWO),
     ):
         index = add_columns(data, **{name: values})
-        assert index.sha256 == before.sha256 == before.file_sha256 != index.file_sha256
+        assert index.sha256 == before.sha256 != index.sha256_for(name)
         assert index.has_sha256(before.sha256)
         assert identity_of() == began
     # any other column is part of the data
@@ -297,7 +297,8 @@ def test_a_run_that_uses_the_column_records_its_values(data, identity_of, name, 
     (other,) = {"duplicate_group", "neighbour_group"} - {name}
     index = add_columns(data, **{name: FIRST_TWO})
     began = identity_of(use)
-    assert began["index_sha256"] == index.file_sha256
+    assert began["index_sha256"] == index.sha256_for(name) != index.sha256
+    assert index.has_sha256(began["index_sha256"])
     add_columns(data, **{name: FIRST_TWO, other: [1, *FIRST_TWO[1:]]})
     assert identity_of(use) == began
     add_columns(data, **{name: LAST_TWO})

@@ -1,6 +1,7 @@
 """What a build keeps, writes anew and says; parts of several machines give one machine's files."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from sslpipe.data.index import load_index
@@ -93,7 +94,7 @@ def test_files_beside_the_splits_are_counted_and_without_any_nothing_is_said(tmp
 def test_small_classes_share_a_test_split_drawn_over_all_images(sizes, fraction, wanted):
     labels = np.repeat(np.arange(len(sizes)), sizes)
     images = Images([""] * len(labels), labels, labels, (), lambda _: b"")
-    whole = SplitImages(images, np.arange(len(labels)))
+    whole = SplitImages(images, np.arange(len(labels)), pa.table({}), [b""] * len(labels))
     cut = cut_test({"train": whole}, fraction, seed=3)
     assert len(cut["test"].numbers) == wanted
     both = np.concatenate([cut["train"].numbers, cut["test"].numbers])

@@ -373,7 +373,7 @@ def test_the_path_of_each_image_is_a_column_that_changes_nothing_else(tmp_path, 
     assert run("verify", tmp_path / "out") == 0
     # what identifies data is the same as without
     index = load_index(tmp_path / "out")
-    plain = index.manifest.model_copy(update={"columns": {}})
+    plain = index.manifest.model_copy(update={"columns": {}, "metadata": {}})
     assert index.sha256 == hashlib.sha256(manifest_text(plain).encode()).hexdigest()
     capsys.readouterr()
     assert run("show", tmp_path / "out", "--out", tmp_path / "a.png", "--ids", "0,1,2,3,4") == 0

@@ -10,16 +10,20 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
+from sslpipe.data.columns import kind_of, numbers
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding.build import build_dataset
-from sslpipe.sharding.columns import ColumnSpec
-from sslpipe.sharding.gather import CellReader, match_names, parse_columns, parse_pattern
+from sslpipe.sharding.columns import parse_columns
+from sslpipe.sharding.gather import RawColumn, match_names, parse_pattern
 from sslpipe.sharding.index import Tars, check_columns, find_tars, index_folder, verify_columns
+from sslpipe.sharding.record import save_manifest
 from sslpipe.sharding.report import FILE
-from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.sources import ColumnSpec, SourceOptions
 from sslpipe.sharding.writer import MOST_TOGETHER, Layout
 from tests.helpers.dataset import picture, png
 from tests.helpers.shards import run, tree, write_tar
@@ -114,7 +118,7 @@ def test_shards_that_are_indexed_again_have_the_same_values(tmp_path):
     assert {**tree(out), **written} == {**before, **written}
     index_folder(out, Tars(groups))
     assert [*load_index(out).manifest.columns] == ["path"]  # which only the build knows
-    assert [path.name for path in (out / "columns").iterdir()] == ["path"]
+    assert parquet.read_table(*out.glob("*.parquet")).column_names == ["path"]
 
 
 def test_splits_written_anew_replace_their_columns(tmp_path):
@@ -124,8 +128,9 @@ def test_splits_written_anew_replace_their_columns(tmp_path):
     manifest = load_index(out).manifest
     assert set(manifest.columns["patient"].splits) == {"train", "test"}
     assert set(manifest.columns["age"].splits) == {"test"}
-    assert not (out / "columns/age/train.values.npy").exists()
-    assert len(list((out / "columns/patient").glob("strings-*.npy"))) == 1
+    assert sorted(path.name for path in out.glob("*.parquet")) == sorted(
+        file.file for file in manifest.metadata.values()
+    )
     check = load_index(out).split("test")
     rows = rows_of(out, "test")
     assert check.column("patient").show(range(len(rows))) == [PATIENTS[r] or None for r in rows]
@@ -161,8 +166,8 @@ def test_json_and_names_of_foreign_tars(tmp_path):
 @pytest.mark.parametrize(
     ("trees", "words"),
     [
-        ([{"sku": "a"}, {"sku": 7}], r"v1/s1.png holds 7 \(integer\), .*s0.png holds 'a'"),
-        ([{"sku": ["a"]}], "s0.png: sku = .* is a list"),
+        ([{"sku": "a"}, {"sku": 7}], r"v0/s0.png holds 'a', .*v1/s1.png holds 7"),
+        ([{"sku": ["a"]}], "s0.png: sku = .* no value of a column"),
         ([[1]], r"s0.json: .* = \[1\]: input should be an object"),
         ([b"{"], "s0.json: it is not JSON"),
         ([b"[" * 100_000], "s0.json: it is not JSON"),
@@ -244,15 +249,27 @@ def test_groups_lie_side_by_side_and_in_an_order_of_their_own(tmp_path):
 def test_damaged_column_files_are_faults(tmp_path):
     build_dataset(tmp_path / "out", "csv", write_csv(tmp_path / "in"), LAYOUT)
     index = load_index(tmp_path / "out")
-    path = tmp_path / "out/columns/patient/train.members.npy"
+    (path,) = (tmp_path / "out").glob("*.parquet")
     raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
+    raw[100] ^= 1
     path.write_bytes(raw)
-    (tmp_path / "out/columns/age/train.values.npy").unlink()
-    faults = verify_columns(index, "train")
-    assert len(faults) == 2
-    assert re.search(r"age/train.values.npy is missing", faults[0].reason)
-    assert re.search(r"train.members.npy: its sha256 is not the one", faults[1].reason)
+    reasons = [fault.reason for fault in verify_columns(index, "train")]
+    assert len(reasons) == 4
+    assert all(f"{path.name}: its sha256 is not the one" in reason for reason in reasons)
+    path.unlink()
+    assert "is missing" in verify_columns(load_index(tmp_path / "out"), "train")[0].reason
+
+
+def test_values_that_are_not_those_of_the_shards_are_faults(tmp_path):
+    """A table that was written anew, with its sha256 in dataset.json."""
+    build_dataset(tmp_path / "out", "csv", write_csv(tmp_path / "in"), LAYOUT)
+    manifest = load_index(tmp_path / "out").manifest
+    entry = manifest.columns["age"]
+    other = entry.model_copy(update={"splits": {"train": "0" * 64}})
+    changed = manifest.model_copy(update={"columns": {**manifest.columns, "age": other}})
+    save_manifest(tmp_path / "out", changed)
+    (fault,) = verify_columns(load_index(tmp_path / "out"), "train")
+    assert fault.shard == "column age of train"
 
 
 def test_the_command_line_reads_groups_cuts_and_shows_columns(tmp_path, capsys):
@@ -288,14 +305,15 @@ NOON = 1_714_564_800 * MICRO  # 2024-05-01 12:00 UTC
 
 def read(cells, kind=None, origin="table"):
     """(kind, values as Python has them, None where missing) of a column made of one chunk."""
-    reader = CellReader(ColumnSpec("age", "age", kind), origin)
-    reader.add("train", cells, [f"row {k}" for k in range(len(cells))])
-    column = reader.finish()["train"]
-    plain = [
-        None if gone else column.strings[value] if column.kind == "text" else value
-        for value, gone in zip(column.values.tolist(), column.missing.tolist(), strict=True)
-    ]
-    return column.kind, plain
+    spec = ColumnSpec("age", "age", kind)
+    names = [f"row {k}" for k in range(len(cells))]
+    values = RawColumn(spec, origin, cells, names).read()
+    kind = kind_of(values)
+    if kind == "text":
+        return kind, values.to_pylist()
+    gone = values.is_null().to_pylist()
+    plain = numbers(values).tolist()
+    return kind, [None if none else value for none, value in zip(gone, plain, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -318,6 +336,9 @@ def read(cells, kind=None, origin="table"):
             ["98765432109876543210", "98765432109876543211", "7"],
         ),
         ([str(2**63), "0.5"], "text", [str(2**63), "0.5"]),
+        ([str(2**53 + 1), "0.5"], "text", [str(2**53 + 1), "0.5"]),
+        ([str(2**53), "0.5"], "float", [2.0**53, 0.5]),
+        (["0x10", "true", "1 000"], "text", ["0x10", "true", "1 000"]),
         (["1970-01-01T00:00:00.0000015Z"], "time", [1]),
     ],
 )
@@ -334,7 +355,8 @@ def test_a_table_has_the_kind_of_all_its_cells(cells, kind, values):
         (["12", "", "x"], "text", ["12", None, "x"]),  # a text in JSON is a text
         ([True, None, False], "text", ["true", None, "false"]),
         ([b"caf\xc3\xa9"], "text", ["café"]),
-        ([dt.datetime(2024, 5, 1, 12), dt.date(2024, 5, 1)], "time", [NOON, NOON - 43200 * MICRO]),
+        ([dt.datetime(2024, 5, 1, 12), None], "time", [NOON, None]),
+        ([dt.date(2024, 5, 1)], "time", [NOON - 43200 * MICRO]),
         (["2024-05-01T12:00:00Z"], "time", [NOON]),
         ([None, None], "text", [None, None]),
     ],
@@ -347,7 +369,7 @@ def test_typed_cells_keep_their_types(cells, kind, values):
     ("cells", "kind", "values"),
     [
         (["12", 12, 0.5, True], "text", ["12", "12", "0.5", "true"]),
-        (["12", 3.0, 5], "integer", [12, 3, 5]),
+        (["12", 3, 5], "integer", [12, 3, 5]),
         (["12", 3, "nan"], "float", [12.0, 3.0, None]),
         ([1_714_564_800, "1714564800.25", 0.5], "time", [NOON, NOON + 250_000, 500_000]),
         (["-0.5", -0.5], "time", [-500_000, -500_000]),
@@ -360,29 +382,31 @@ def test_a_named_kind_converts(cells, kind, values):
 @pytest.mark.parametrize(
     ("cells", "kind", "words"),
     [
-        (["3", "n/a"], None, r"row 0 holds '3' .*, row 1 holds 'n/a' \(text\); .* age:text"),
-        ([3, "4"], None, r"row 0 holds 3 \(integer\), row 1 holds '4' \(text\)"),
-        (["2024-05-01", "soon"], None, r"'2024-05-01' \(time\), row 1 holds 'soon' \(text\)"),
-        (["2024-05-01T12:00", "2024-05-01T12:00Z"], None, "write the offset of all"),
-        (["2024-05-01T12:00", "2024-05-01T12:00Z"], "time", "write the offset of all"),
-        (["3", "n/a"], "integer", "row 1: age = 'n/a' is not an integer; mend it"),
-        ([2**63], None, "row 0: age = 9223372036854775808 does not fit 64 bits"),
-        ([-(2**63)], None, "does not fit 64 bits"),
-        ([10**5000], None, "an integer of 16610 bits does not fit"),
-        (["9" * 5000], "integer", "does not fit 64 bits"),
-        ([10**400], "float", "is not finite"),
-        ([0.5], "integer", "is not an integer"),
-        (["1_000"], "float", "is not a number"),
-        (["inf"], "float", "is not a number"),
-        ([math.inf], None, "is not finite"),
-        (["1714564800000"], "time", "no time of the years 1 to 9999 in seconds since 1970"),
-        (["2024-13-01"], "time", "is no time"),
-        ([b"\xff"], None, "bytes that are no text in UTF-8; mend it, or leave it empty$"),
-        ([[1, 2]], None, "is a list, no value of a column; mend it, or leave it empty$"),
-        ([{"a": 1}], "text", "is a dict, no value of a column"),
-        ([2**53 + 1, 0.5], None, r"9007199254740993 \(large integer\), row 1 holds 0.5 \(float\)"),
-        ([str(2**53 + 1), "0.5"], None, "give age:float to round"),
-        (["2024-05-01", "9" * 20], None, r"'2024-05-01' \(time\), row 1 holds '9{20}' \(text\)"),
+        (["3", "n/a"], None, r"row 0 holds '3', row 1 holds 'n/a'; .* age:text"),
+        ([None, 3, "4"], None, r"row 1 holds 3, row 2 holds '4'; .* age:text"),
+        (["2024-05-01", "soon"], None, r"row 0 holds '2024-05-01', row 1 holds 'soon'"),
+        (["2024-05-01", "9" * 20], None, r"row 0 holds '2024-05-01', row 1 holds '9{20}'"),
+        (["2024-05-01T12:00", "2024-05-01T12:00Z"], None, "row 1: .* offset of all"),
+        (["2024-05-01T12:00", "2024-05-01T12:00Z"], "time", "row 1: .* offset of all"),
+        (["3", "", "n/a"], "integer", "row 2: age = 'n/a' is not an integer .*; mend it"),
+        ([2**63], None, "row 0: age = 9223372036854775808 is too large"),
+        ([-(2**63)], None, "row 0: .* of 64 bits"),
+        (pa.chunked_array([pa.array([0, 2**63], pa.uint64())]), None, "row 1: .* of 64 bits"),
+        ([10**5000], None, "row 0: .* an integer of 16610 bits"),
+        (["9" * 5000], "integer", "of 64 bits"),
+        (["0x10"], "integer", "row 0: age = '0x10'"),
+        ([10**400], "float", "is not a finite number"),
+        ([1, 0.5], "integer", "row 1: age = 0.5 is not an integer"),
+        (["1_000"], "float", "is not a finite number"),
+        (["inf"], "float", "is not a finite number"),
+        (["1e999"], None, "is not a finite number"),
+        ([1.0, math.inf], None, "row 1: age = inf is not a finite number"),
+        (["1714564800000"], "time", "row 0: .* is no time of the years 1 to 9999"),
+        (["2024-05-01", "2024-13-01"], "time", "row 1: .* is no time"),
+        ([b"a", b"\xff"], None, r"row 1: age = b'\\xff' is no text in UTF-8"),
+        ([None, [1, 2]], None, "row 1: .* no value of a column"),
+        ([{"a": 1}], "text", "no value of a column"),
+        ([2**53 + 1, 0.5], None, r"row 0 holds 9007199254740993, row 1 holds 0.5"),
     ],
 )
 def test_a_cell_of_another_kind_is_named(cells, kind, words):
@@ -394,22 +418,6 @@ def test_parts_of_names_are_texts_where_one_is():
     assert read(["3", "n/a", "2024-05-01"], origin="name")[0] == "text"
     assert read(["3", "4"], origin="name")[0] == "integer"
     assert read(["9" * 20, "0.5"], origin="name") == ("text", ["9" * 20, "0.5"])
-
-
-def test_chunks_and_splits_share_kind_and_strings():
-    reader = CellReader(ColumnSpec("age", "age", None), "typed")
-    for split, cells in (("train", [None, None]), ("train", [3]), ("test", [0.5, None])):
-        reader.add(split, cells, ["a"] * len(cells))
-    columns = reader.finish()
-    assert columns["train"].kind == columns["test"].kind == "float"
-    np.testing.assert_array_equal(columns["train"].values, [np.nan, np.nan, 3.0])
-    texts = CellReader(ColumnSpec("age", "age", None), "typed")
-    texts.add("train", ["z", None, "b"], ["a", "b", "c"])
-    texts.add("test", ["a", "b"], ["d", "e"])
-    columns = texts.finish()
-    assert list(columns["train"].strings) == ["a", "b", "z"]
-    assert columns["train"].values.tolist() == [2, -1, 1]
-    assert columns["test"].values.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from scipy.io import savemat
 
 from sslpipe.data.decode import decode
-from sslpipe.sharding.gather import parse_columns
+from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import Images, SourceOptions
 from tests.helpers.shards import grey
@@ -39,7 +39,11 @@ def read(script: ModuleType, root: Path) -> dict[str, list[tuple[int, str]]]:
 
 def cells(script: ModuleType, root: Path) -> dict[str, dict[str, list[object]]]:
     """What else is known of the images, by split."""
-    return {split: images.cells for split, images in read_splits(script, root).items()}
+    splits = read_splits(script, root).items()
+    return {
+        split: {name: cells.to_pylist() for name, cells in images.cells.items()}
+        for split, images in splits
+    }
 
 
 def test_cub_splits_by_class(tmp_path):
