@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass
 from sslpipe.data.pipeline import Batch
+from sslpipe.data.reader import OnBad, Reader
 from sslpipe.data.storage import load_array
 from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
@@ -77,7 +78,13 @@ def embed(
     device: torch.device | str = "cpu",
     rows_on: torch.device | str = "cpu",
     network: str | None = "the backbone",
-    **options: Any,
+    ids: ArrayLike | None = None,
+    batch_size: int = 256,
+    canvas_px: int = 256,
+    num_workers: int = 2,
+    on_bad: OnBad | None = None,
+    reader: Reader | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Embeddings:
     """Compute features of each sample, exactly once, in id order. Collective.
 
@@ -90,17 +97,34 @@ def embed(
         device: Where the backbone is.
         rows_on: Where the rows are wanted: the CPU, or `device` for an evaluation there.
         network: Names the backbone where features are not finite, a DataError; None: they may be.
-        **options: `progress`, called with the size of each batch done here, and those of
-            `one_pass`. Without its `on_bad` a sample that cannot be decoded is a DataError.
+        ids: (n,) the samples wanted, sorted; None: all of the split.
+        batch_size: Images of a forward pass, at most.
+        canvas_px: Images with a longer side are reduced to it before the view is made.
+        num_workers: Threads that decode; 0: the caller does.
+        on_bad: Called for each sample that cannot be decoded, which is skipped; None: a DataError.
+        reader: Of this split; None: one that runs no command and keeps nothing on disk.
+        progress: Called with the size of each batch that this process has done.
     """
-    places: dict[str, Any] = {"device": device, "rows_on": rows_on}
-    local = embed_here(backbone, view, split, process=process, **places, **options)
+    local = embed_here(
+        backbone,
+        view,
+        split,
+        ids=ids,
+        device=device,
+        rows_on=rows_on,
+        process=process,
+        batch_size=batch_size,
+        canvas_px=canvas_px,
+        num_workers=num_workers,
+        on_bad=on_bad,
+        reader=reader,
+        progress=progress,
+    )
     widths = torch.tensor([local.features.shape[1]], device=device)
     width = int(all_gather_rows(widths).max())  # a process without rows does not know it
     if len(local.ids) == 0:
         local = local._replace(features=local.features.new_zeros(0, width))
-    rows = (all_gather_rows(tensor.to(device)).to(rows_on) for tensor in local)
-    together = Embeddings(*rows)
+    together = Embeddings(*(all_gather_rows(each.to(device)).to(rows_on) for each in local))
     if not bool((together.ids[1:] > together.ids[:-1]).all()):
         together = together.rows(torch.argsort(together.ids))
     check_all(together, split)
@@ -133,12 +157,25 @@ def embed_here(
     rows_on: torch.device | str = "cpu",
     progress: Callable[[int], None] | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
-    **reading: Any,
+    batch_size: int = 256,
+    canvas_px: int = 256,
+    num_workers: int = 2,
+    on_bad: OnBad | None = None,
+    reader: Reader | None = None,
 ) -> Embeddings:
     """Compute this process's rows of `embed`; (0, 0) features where it has none. Not collective."""
     before = module_sha256(backbone)
     wanted = None if ids is None else np.asarray(ids, dtype=np.int64)
-    batches = one_pass(split, ids=wanted, process=process, **reading)
+    batches = one_pass(
+        split,
+        ids=wanted,
+        process=process,
+        batch_size=batch_size,
+        canvas_px=canvas_px,
+        num_workers=num_workers,
+        on_bad=on_bad,
+        reader=reader,
+    )
     most = process.share(len(split) if wanted is None else len(wanted))
     made = Embeddings(torch.zeros(0, 0), *torch.zeros(2, 0, dtype=torch.int64))
     done = 0
@@ -317,7 +354,7 @@ def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
             found = f"{dtype} {tuple(given.shape)}"
             raise DataError(f"{path}: {name} are {found}, not integers ({len(features)},)")
         integers[name] = given.to(torch.int64)
-    return Embeddings(features.float(), **integers)
+    return Embeddings(features.float(), integers["labels"], integers["ids"])
 
 
 def _split_of_npz(path: Path) -> dict[str, Any]:

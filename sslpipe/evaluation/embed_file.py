@@ -45,7 +45,9 @@ def embed_to_file(
     canvas_px: int = 256,
     bar: Callable[[int], AbstractContextManager[Callable[[int], None]]] | None = None,
     on_bad: OnBad | None = None,
-    **reading: Any,
+    batch_size: int = 256,
+    num_workers: int = 2,
+    device: torch.device | str = "cpu",
 ) -> None:
     """Write features, labels and ids of each sample of the split, once, in id order. Collective.
 
@@ -62,7 +64,9 @@ def embed_to_file(
         canvas_px: As in `embed`.
         bar: Takes the samples left to this process; a context of what is called for each batch.
         on_bad: As in `embed`.
-        **reading: batch_size, num_workers and device of `embed`.
+        batch_size: As in `embed`.
+        num_workers: As in `embed`.
+        device: As in `embed`.
 
     Raises:
         DataError: As `embed`; what was done until then is kept.
@@ -93,9 +97,18 @@ def embed_to_file(
     with nullcontext() if bar is None else bar(left) as progress:
         for file, own in todo:
             bad.clear()
-            reading |= {"ids": own, "canvas_px": canvas_px, "progress": progress}
-            reading |= {"on_bad": None if on_bad is None else report}
-            rows = embed_here(backbone, view, split, process=Rank(), **reading)
+            rows = embed_here(
+                backbone,
+                view,
+                split,
+                ids=own,
+                device=device,
+                batch_size=batch_size,
+                canvas_px=canvas_px,
+                num_workers=num_workers,
+                on_bad=None if on_bad is None else report,
+                progress=progress,
+            )
             check_rows(rows, split.name, network)
             if finish is not None and len(rows.ids):
                 rows = finish(rows)
@@ -147,7 +160,11 @@ def _join(out: Path, files: list[Path], split: Split, facts: dict[str, Any]) -> 
         left_out += metadata["left_out"]
         rows.append(part)
     some = [part for part in rows if len(part.ids)] or rows[:1]
-    together = Embeddings(*map(torch.cat, zip(*some, strict=True)))
+    together = Embeddings(
+        torch.cat([part.features for part in some]),
+        torch.cat([part.labels for part in some]),
+        torch.cat([part.ids for part in some]),
+    )
     check_all(together, split)
     assert len(together.ids) + len(left_out) == len(split), "a sample was skipped silently"
     save_embeddings(out, together, {**facts, "left_out": left_out})

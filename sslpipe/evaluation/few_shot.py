@@ -1,7 +1,7 @@
 """Banks of a few labels a class, drawn the same way for every backbone."""
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -56,19 +56,28 @@ def few_shot_knn(
     check_known("vote", vote, get_args(Vote))
     if draws < 2:
         raise DataError(f"draws = {draws}: a spread needs at least 2")
-    options: dict[str, Any] = {"k": k, "temperature": temperature, "vote": vote}
-    banks = (bank.rows(few_rows(bank, labels_per_class, seed, draw)) for draw in range(draws))
-    of_draws = [knn_results(few, queries, process=process, **options) for few in banks]
+    of_draws = []
+    for draw in range(draws):
+        few = bank.rows(few_rows(bank, labels_per_class, seed, draw))
+        of_draws.append(
+            knn_results(few, queries, k=k, temperature=temperature, vote=vote, process=process)
+        )
     results = []
-    for of_k in zip(*of_draws, strict=True):
+    for number in range(len(of_draws[0])):
+        of_k = [each[number] for each in of_draws]
         hits = np.stack([np.asarray(result.scores) for result in of_k])  # (draws, Q)
         accuracies = hits.mean(axis=1)
-        details = {"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))}
-        name = f"{of_k[0].protocol} {labels_per_class}/class draws={draws} seed={seed}"
-        counted = (hits.shape[1], of_k[0].bank, details)
-        value = float(accuracies.mean())
-        interval = bootstrap95(hits)
-        results.append(Result(name, "top1", value, interval, *counted, scores=hits))
+        result = Result(
+            protocol=f"{of_k[0].protocol} {labels_per_class}/class draws={draws} seed={seed}",
+            metric="top1",
+            value=float(accuracies.mean()),
+            interval95=bootstrap95(hits),
+            queries=hits.shape[1],
+            bank=of_k[0].bank,
+            details={"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))},
+            scores=hits,
+        )
+        results.append(result)
     return results
 
 

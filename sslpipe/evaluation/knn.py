@@ -66,8 +66,9 @@ def knn_results(
     if not 0 < temperature < float("inf"):
         raise DataError(f"temperature = {temperature} must be > 0 and finite")
     hidden = hidden_ids(bank, queries, same_id=exclude_same_id, same=exclude_same)
-    sides = (bank.features, queries.features)
-    neighbours = nearest(*sides, max(k), search=search, hidden=hidden, process=process)
+    neighbours = nearest(
+        bank.features, queries.features, max(k), search=search, hidden=hidden, process=process
+    )
     suffix = " leave-one-out" if exclude_same_id else ""
     suffix += f" not-same={exclude_same.name}" if exclude_same is not None else ""
     labels = queries.labels.cpu().numpy()

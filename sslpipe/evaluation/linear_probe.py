@@ -177,11 +177,14 @@ def fit_ridge(
     centred = x - mean
     variances, axes = axes_with_variance(centred)
     known = torch.arange(num_classes, device=x.device)
-    of_part: list[tuple[Tensor, Tensor]] = []  # shares (k,) and sums (F, k)
+    shares_of: list[Tensor] = []  # (k,), of a part of the classes
+    sums_of: list[Tensor] = []  # (F, k)
     for some in torch.split(known, max(1, ONE_HOT_NUMBERS // len(x))):
         targets = (labels[:, None] == some).double()  # (N, k) one-hot, of a part of the classes
-        of_part.append((targets.mean(dim=0), centred.T @ targets))
-    shares, sums = (torch.cat(parts, -1) for parts in zip(*of_part, strict=True))
+        shares_of.append(targets.mean(dim=0))
+        sums_of.append(centred.T @ targets)
+    shares = torch.cat(shares_of)
+    sums = torch.cat(sums_of, dim=1)
     projected = axes.T @ sums / len(x)  # (F, K); the centre of the targets drops out
     solutions = []
     for penalty in grid:

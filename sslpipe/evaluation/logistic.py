@@ -130,8 +130,8 @@ def _cross_entropy(columns: Tensor, labels: Tensor, weights: Tensor) -> tuple[Te
     flat = weights.permute(2, 0, 1).reshape(-1, width)  # (K g, F)
     value = columns.new_zeros(problems, dtype=torch.float64)
     gradient = columns.new_zeros(classes * problems, width, dtype=torch.float64)
-    parts = torch.split(columns, PART_ROWS, dim=1), torch.split(labels, PART_ROWS)
-    for x, y in zip(*parts, strict=True):
+    parts = torch.split(columns, PART_ROWS, dim=1)
+    for x, y in zip(parts, torch.split(labels, PART_ROWS), strict=True):
         log_p = torch.log_softmax((flat @ x).view(classes, problems, -1), dim=0)  # (K, g, n)
         of_label = y.expand(1, problems, -1)
         value -= log_p.gather(0, of_label).sum(dim=(0, 2), dtype=torch.float64)

@@ -1,7 +1,7 @@
 """Measure the backbone during training, inside a slice of train that it never sees."""
 
 import math
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from sslpipe.augment.eval_view import EvalView, ProbeViews, by_view
 from sslpipe.data.index import Split
 from sslpipe.data.order import with_a_partner
+from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import Embeddings, View, embed
 from sslpipe.evaluation.knn import knn_results
@@ -30,7 +31,10 @@ def monitor(
     process: Rank,
     *,
     bank: NDArray[np.int64] | None = None,
-    **options: Any,
+    canvas_px: int = 256,
+    num_workers: int = 2,
+    device: torch.device | str = "cpu",
+    reader: Reader | None = None,
 ) -> dict[str, float]:
     """Score held-out samples: leave-one-out weighted kNN, and scores without labels. Collective.
 
@@ -44,7 +48,10 @@ def monitor(
         ids: (n,) of the held-out samples.
         process: This process.
         bank: (m,) samples, trained on, that they search, too; None: each other alone.
-        **options: canvas_px, num_workers, device, reader of `embed`.
+        canvas_px: As in `embed`; also the next three.
+        num_workers: Threads that decode.
+        device: Where the backbone is.
+        reader: Of the split.
 
     Returns:
         On rank 0 {"holdout_knn": top-1 of the labelled samples, where two are of one class,
@@ -52,12 +59,21 @@ def monitor(
         "holdout_" + each name of `label_free.NUMBERS`}. Empty on the others, and where fewer than
         two samples can be decoded.
     """
-    rows = _embedded(backbone, view, split, ids, process, options)
-    more = None if bank is None else _embedded(backbone, view, split, bank, process, options)
+    embedded = partial(
+        _embedded,
+        backbone,
+        split,
+        process=process,
+        canvas_px=canvas_px,
+        num_workers=num_workers,
+        device=torch.device(device),
+        reader=reader,
+    )
+    rows = embedded(view, ids)
+    more = None if bank is None else embedded(view, bank)
     settings = view.config()
-    statistics = (settings["mean"], settings["std"], split.image_type.channels)
-    probe = ProbeViews(view.crop_px, *statistics)
-    views = _embedded(backbone, probe, split, ids, process, options)
+    probe = ProbeViews(view.crop_px, settings["mean"], settings["std"], split.image_type.channels)
+    views = embedded(probe, ids)
     if process.rank != 0 or len(rows.ids) < 2:
         return {}
     numbers = {}
@@ -84,7 +100,10 @@ def retrieval_monitor(
     process: Rank,
     *,
     bank: NDArray[np.int64] | None = None,
-    **options: Any,
+    canvas_px: int = 256,
+    num_workers: int = 2,
+    device: torch.device | str = "cpu",
+    reader: Reader | None = None,
 ) -> dict[str, float]:
     """Score leave-one-out retrieval of held-out samples; see `monitor`. Collective.
 
@@ -92,8 +111,18 @@ def retrieval_monitor(
         On rank 0 {"validation_recall_at_1": ..., "validation_map_at_r": ...}; empty on the others,
         and where no two samples are of one class.
     """
-    rows = _embedded(backbone, view, split, ids, process, options)
-    more = None if bank is None else _embedded(backbone, view, split, bank, process, options)
+    embedded = partial(
+        _embedded,
+        backbone,
+        split,
+        process=process,
+        canvas_px=canvas_px,
+        num_workers=num_workers,
+        device=torch.device(device),
+        reader=reader,
+    )
+    rows = embedded(view, ids)
+    more = None if bank is None else embedded(view, bank)
     if process.rank != 0:
         return {}
     searched = rows if more is None else _together(rows, more)
@@ -128,17 +157,31 @@ def _retrieval(queries: Embeddings, rows: Embeddings, prefix: str) -> dict[str, 
 
 def _embedded(
     backbone: nn.Module,
-    view: View,
     split: Split,
+    view: View,
     ids: NDArray[np.int64],
+    *,
     process: Rank,
-    options: dict[str, Any],
+    canvas_px: int,
+    num_workers: int,
+    device: torch.device,
+    reader: Reader | None,
 ) -> Embeddings:
-    """Embed on options["device"]; the rows stay there, to be searched, where it has float64.
+    """Embed on the device; the rows stay there, to be searched, where it has float64.
 
     Bad samples are skipped, as quarantine.jsonl lists what training meets, and a run may diverge.
     """
-    device = torch.device(options.get("device", "cpu"))
-    rows_on = device if wide_dtype(device) == torch.float64 else "cpu"
-    options = options | {"on_bad": lambda bad: None, "rows_on": rows_on, "network": None}
-    return embed(backbone, view, split, ids=ids, process=process, **options)
+    return embed(
+        backbone,
+        view,
+        split,
+        ids=ids,
+        process=process,
+        canvas_px=canvas_px,
+        num_workers=num_workers,
+        device=device,
+        rows_on=device if wide_dtype(device) == torch.float64 else "cpu",
+        network=None,
+        on_bad=lambda bad: None,
+        reader=reader,
+    )

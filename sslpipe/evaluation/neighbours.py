@@ -12,7 +12,7 @@ be among the nearest are compared exactly. `among_all`, which compares everythin
 
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -91,8 +91,9 @@ def nearest(
             own = None if hidden is None else (hidden[0][part].to(device), hidden[1][some])
             found.put(some, _with_part(found.of(some), rows, start, asked[some], own, search))
     if process.world_size > 1:
-        shares = (all_gather_rows(each[None]) for each in found)  # (processes, Q, k) each
-        found = _merged(*(Neighbours(*each) for each in zip(*shares, strict=True)))
+        indices = all_gather_rows(found.indices[None])  # (processes, Q, k)
+        similarities = all_gather_rows(found.similarities[None])
+        found = _merged(*map(Neighbours, indices, similarities))
     return found
 
 
@@ -166,7 +167,8 @@ def _nothing(queries: int, k: int, device: torch.device) -> Neighbours:
 
 def _merged(*lists: Neighbours) -> Neighbours:
     """The nearest of all lists, as many as the first one has."""
-    rows, similarities = (torch.cat(columns, dim=1) for columns in zip(*lists, strict=True))
+    rows = torch.cat([each.indices for each in lists], dim=1)
+    similarities = torch.cat([each.similarities for each in lists], dim=1)
     return best(similarities, rows, lists[0].indices.shape[1])
 
 
@@ -196,9 +198,9 @@ def exact_cosines(bank: Tensor, rows: Tensor, queries: Tensor, asked: Tensor) ->
     """Compare pairs of rows in fixed point: (n,) numbers in the bank and of queries -> (n,)."""
     step = max(1, PAIRED_NUMBERS * (128 if bank.is_cuda else 1) // bank.shape[1])
     found = bank.new_empty(len(rows))
-    pieces = (torch.split(each, step) for each in (rows, asked, found))
-    for one, other, out in zip(*pieces, strict=True):
-        out.copy_(bank[one].double().mul_(queries[other]).sum(dim=1))
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        found[part] = bank[rows[part]].double().mul_(queries[asked[part]]).sum(dim=1)
     return found
 
 
@@ -257,7 +259,7 @@ def _by_faiss(
             "gives the same neighbours without it"
         ) from error
     most = width if own is None else min(len(bank), width + int(own.sum(1).max()))
-    inner: dict[str, Any] = {"metric": faiss.METRIC_INNER_PRODUCT}
+    inner = faiss.METRIC_INNER_PRODUCT
     if bank.is_cuda:
         import_module("faiss.contrib.torch_utils")  # takes tensors where they lie
         if not hasattr(faiss, "StandardGpuResources") or most > FAISS_MOST:
@@ -265,10 +267,11 @@ def _by_faiss(
                 f'search = "faiss" on a GPU needs faiss-gpu and finds at most {FAISS_MOST} '
                 f'neighbours, of {most} needed; search = "torch" gives the same neighbours'
             )
-        inner["device"] = bank.device.index or 0
-        products, rows = faiss.knn_gpu(faiss.StandardGpuResources(), queries, bank, most, **inner)
+        resources = faiss.StandardGpuResources()
+        device = bank.device.index or 0
+        products, rows = faiss.knn_gpu(resources, queries, bank, most, metric=inner, device=device)
     else:
-        near = faiss.knn(queries.numpy(), bank.numpy(), most, **inner)
+        near = faiss.knn(queries.numpy(), bank.numpy(), most, metric=inner)
         products, rows = map(torch.from_numpy, near)
     if own is None:
         return products, rows

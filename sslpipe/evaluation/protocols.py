@@ -152,13 +152,14 @@ class Protocols:
                 if title != name:
                     power, why, _ = choose_power(plain[0], seed=self.seed)
                     say(f"{title}: {why}")
-                    train, test = whiten(*plain, power=power, in_place=use_up, say=say)
+                    train, test = plain
+                    train, test = whiten(train, test, power=power, in_place=use_up, say=say)
                     pair = train, test
                 say(f"{title}: kNN, retrieval, verification")
                 for part in parts:
                     if part.title == "ridge":
                         say(f"{name}: linear probes")
-                    for column, result in part.score(*pair):
+                    for column, result in part.score(pair[0], pair[1]):
                         found.append((name, power, column if column in columns else None, result))
                     if advance is not None:
                         advance(1)

@@ -147,8 +147,13 @@ def retrieval_per_query(
         columns = query_metrics(ranks, total, ks)
         matches.append(total)
         values.append(np.stack([*columns.values()], axis=1))
-    own_ids = (queries.ids.cpu().numpy(), queries.labels.cpu().numpy())
-    scores = PerQuery(tuple(columns), *own_ids, np.concatenate(matches), np.concatenate(values))
+    scores = PerQuery(
+        tuple(columns),
+        queries.ids.cpu().numpy(),
+        queries.labels.cpu().numpy(),
+        np.concatenate(matches),
+        np.concatenate(values),
+    )
     if process.world_size == 1:
         return scores
     parts = (torch.from_numpy(array).to(message_device()) for array in scores[1:])

@@ -90,9 +90,10 @@ def select(conditions: list[Condition], split: Split, ids: ArrayLike) -> NDArray
                 stored = _IN_OTHER_SPLITS
             wanted.append(stored)
         values = column.values_of(ids)
-        holds = (
-            np.isin(values, wanted) if operator == "in" else OPERATORS[operator](values, *wanted)
-        )
+        if operator == "in":
+            holds = np.isin(values, wanted)
+        else:
+            holds = OPERATORS[operator](values, wanted[0])
         chosen &= holds & ~column.missing(ids)
     return chosen
 

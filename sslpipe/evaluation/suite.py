@@ -124,7 +124,7 @@ def run_suite(
     table = [each for own in measured.values() for each in own]
     for name, power, column, result in table:
         scores.take(name, power is not None, column, result)
-    rows = [_row(*each) for each in table]
+    rows = [_row(name, power, column, result) for name, power, column, result in table]
 
     # the answers: ours against other networks, and against baselines where kNN decides nothing
     left_out += [f"{n}: {why}" for n, why in incomplete.items() if n not in against]
@@ -195,7 +195,8 @@ def _check_same_samples(sets: Mapping[str, Pair]) -> None:
         raise DataError("no set of features to evaluate")
     first_name, first = next(iter(sets.items()))
     for name, pair in sets.items():
-        check_pair(*pair)
+        train, test = pair
+        check_pair(train, test)
         for side, ours, theirs in zip(("train", "test"), pair, first, strict=True):
             same = torch.equal(ours.ids, theirs.ids) and torch.equal(ours.labels, theirs.labels)
             if not same:

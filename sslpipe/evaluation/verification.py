@@ -96,12 +96,24 @@ def verification(
     protocol = f"verification cosine pairs={same_count}+{different_count} seed={seed}"
     counts = {"same_pairs": same_count, "different_pairs": different_count}
     names = ("fpr@95tpr", *(f"tar@far={each:g}" for each in far), "auc", "eer")
-    rows = [*zip(names, *_roc_numbers(scores, chosen.same, far, seed), strict=True)]
+    values, intervals = _roc_numbers(scores, chosen.same, far, seed)
+    numbers = dict(zip(names, zip(values, intervals, strict=True), strict=True))
     right, per_fold = kfold_accuracy(scores, chosen.same, folds)
     half = 1.96 * float(np.std(per_fold, ddof=1)) / folds**0.5
     ends = (max(0.0, right - half), min(1.0, right + half))
-    rows.append((f"accuracy {folds}-fold best threshold", right, ends))
-    results = [Result(protocol, *row, len(queries.ids), 0, dict(counts)) for row in rows]
+    numbers[f"accuracy {folds}-fold best threshold"] = (right, ends)
+    results = [
+        Result(
+            protocol=protocol,
+            metric=metric,
+            value=value,
+            interval95=interval,
+            queries=len(queries.ids),
+            bank=0,
+            details=dict(counts),
+        )
+        for metric, (value, interval) in numbers.items()
+    ]
     results[-1].details["folds"] = per_fold
     return results
 

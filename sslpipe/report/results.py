@@ -73,9 +73,14 @@ def table_lines(rows: Iterable[Tree]) -> list[Line]:
     """Return the run's own rows first, then whatever else was measured, then the baselines."""
     lines: dict[tuple[str, bool], Line] = {}
     for row in rows:
-        key = (row["features"], row["whitened"])
-        baseline = row.get("baseline", row["features"] in BASELINES)
-        line = lines.setdefault(key, Line(*key, {}, baseline, row.get("power")))
+        new = Line(
+            features=row["features"],
+            whitened=row["whitened"],
+            cells={},
+            baseline=row.get("baseline", row["features"] in BASELINES),
+            power=row.get("power"),
+        )
+        line = lines.setdefault((new.features, new.whitened), new)
         if row["column"] is not None:
             line.cells[row["column"]] = row
     order = {name: place for place, name in enumerate(BASELINES)}
