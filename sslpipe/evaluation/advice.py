@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sslpipe.evaluation.difference import excludes_zero
-from sslpipe.evaluation.suite_file import form_name
 from sslpipe.evaluation.verdict import (
     BASELINES,
     KNN,
     RECALL,
     comparisons,
-    form_names,
     held_back,
     unfinished,
 )
@@ -68,8 +66,7 @@ def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
     networks = [each for each in deciding if each["against"] not in BASELINES]
     if deciding:
         best = max(networks or deciding, key=lambda each: each["against_value"])
-        first, second = form_names(best)
-        form = f", {first}" if first == second and best["whitened"] else ""
+        form = ", flattened" if best["whitened"] else ""  # both are, each by its own power
         return Alternative(
             name=BASELINES.get(best["against"], best["against"]),
             is_start=best["start"],
@@ -91,7 +88,7 @@ def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
     best = max(same, key=lambda each: each["baseline_value"])
     clear = excludes_zero(best["interval95"])
     answer = "better" if best["difference"] > 0 else "worse"
-    form = f", {form_name(True, best.get('power'))}" if best["whitened"] else ""
+    form = ", flattened" if best["whitened"] else ""
     rows = evaluation["rows"]
     return Alternative(
         name=BASELINES[best["baseline"]],
