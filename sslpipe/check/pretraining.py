@@ -8,6 +8,7 @@ from sslpipe.check.estimate import step_seconds
 from sslpipe.check.result import (
     Check,
     Rows,
+    memory_parts,
     memory_text,
     start_text,
     straddle_warning,
@@ -47,7 +48,7 @@ def check_pretraining(plan: Pretraining) -> Check:
     if recipe.optim.precision == "fp64":
         model = model.double()
     remarks = plan.remarks(parts)  # or refused
-    order_rows, poorly_mixed = _look_at_order(plan)
+    order_rows, mixing_rows, poorly_mixed = _look_at_order(plan)
     digest = plan.identity()["digest"]
     groups = describe_groups(freeze_and_group(model, recipe), model)
 
@@ -68,8 +69,17 @@ def check_pretraining(plan: Pretraining) -> Check:
     rows = [
         ("time", f"{step_s:.2g} s/step, {in_all} in all ({precision}, {how})"),
         ("memory", memory_text(memory)),
-        *_size_rows(recipe, parts, groups, flops),
+        *_size_rows(recipe, parts),
         *order_rows,
+    ]
+    details = [
+        ("memory", memory_parts(memory)),
+        *(("parameter group", line) for line in groups.splitlines()),
+        (
+            "FLOPs per step",
+            f"{flops:.3g}, forward and backward of {2 * recipe.data.batch_size} views",
+        ),
+        *mixing_rows,
         ("digest", digest),
     ]
     warnings = [
@@ -83,6 +93,7 @@ def check_pretraining(plan: Pretraining) -> Check:
         recipe=recipe,
         views=tuple(dataclasses.asdict(spec) for spec in augment.specs),
         rows=rows,
+        details=details,
         warnings=tuple(text for text in warnings if text),
         memory=memory,
         digest=digest,
@@ -91,7 +102,7 @@ def check_pretraining(plan: Pretraining) -> Check:
     )
 
 
-def _size_rows(recipe: Recipe, parts: Parts, groups: str, flops: float) -> Rows:
+def _size_rows(recipe: Recipe, parts: Parts) -> Rows:
     data = recipe.data
     batch = data.batch_size
     backbone = parts.model.backbone
@@ -119,8 +130,6 @@ def _size_rows(recipe: Recipe, parts: Parts, groups: str, flops: float) -> Rows:
             f"backbone {count_parameters(backbone):,} ({backbone.num_features} features{stem}), "
             f"projector {count_parameters(parts.model.projector):,}",
         ),
-        *(("parameter group", line) for line in groups.splitlines()),
-        ("FLOPs per step", f"{flops:.3g}, forward and backward of {2 * batch} views"),
         (
             "processes",
             f"{', '.join(map(str, divisors(data.num_streams)))} (they divide num_streams)",
@@ -128,8 +137,12 @@ def _size_rows(recipe: Recipe, parts: Parts, groups: str, flops: float) -> Rows:
     ]
 
 
-def _look_at_order(plan: Pretraining) -> tuple[Rows, str | None]:
-    """Look at some batches of the first epoch: their rows, and a warning where they mix poorly."""
+def _look_at_order(plan: Pretraining) -> tuple[Rows, Rows, str | None]:
+    """Look at some batches of the first epoch.
+
+    Returns:
+        Rows on the data, rows on how batches mix, and a warning where they mix poorly.
+    """
     split = plan.split
     order = plan.order
     count = min(order.steps_per_epoch, _PLANNED_STEPS)
@@ -160,10 +173,12 @@ def _look_at_order(plan: Pretraining) -> tuple[Rows, str | None]:
     rows = [
         ("data", f"{split.index.manifest.name}: {len(split):,} images, {left_out}"),
         ("steps per epoch", f"{order.steps_per_epoch:,} (the run: {epochs:.4g} epochs)"),
+    ]
+    mixing_rows = [
         ("duplicates in a global batch", f"{twice} {looked}"),
         ("mixing score", f"{score} (1: as a uniform shuffle) {looked}"),
     ]
-    return [*rows, *pair_rows], poor
+    return rows, [*mixing_rows, *pair_rows], poor
 
 
 def _look_at_pairs(

@@ -20,7 +20,8 @@ class Check(NamedTuple):
 
     recipe: Any  # of any kind
     views: tuple[dict[str, Any], ...]  # each view's distribution, presets and defaults resolved
-    rows: Rows  # sizes and estimates, as they are shown
+    rows: Rows  # what people come for: time, memory, sizes, as they are shown
+    details: Rows  # what they look at when something is odd
     warnings: tuple[str, ...]
     memory: Memory  # bytes, of one process with the whole batch, or micro-batch
     digest: str
@@ -28,12 +29,13 @@ class Check(NamedTuple):
     step_seconds: float = 0.0
 
     def render(self) -> RenderableType:
-        """Make tables: what decides first, the settings last, those at their defaults one line."""
+        """Make tables: what it takes and what to watch first, details last."""
         return Group(
-            _table("estimates" if self.step_seconds else "sizes", self.rows),
+            _table("this can be trained", self.rows),
             *(Text(f"warning: {warning}", style="yellow") for warning in self.warnings),
-            _table("views", _view_rows(self.views)),
             settings_table(self.recipe),
+            _table("views", _view_rows(self.views)),
+            _table("details", self.details),
         )
 
 
@@ -78,15 +80,17 @@ def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:
 
 
 def memory_text(memory: Memory) -> str:
+    """Return what a step holds in all."""
+    of = "one process" if memory.process else "a CUDA device, an estimate from counts on the CPU"
+    return f"{gib(memory.total)} of {of}"
+
+
+def memory_parts(memory: Memory) -> str:
     """Return what a step holds, part by part."""
     names = {"batches": "images read ahead, at most", "process": "the process itself"}
     sizes = {key: size for key, size in memory._asdict().items() if size or key == "activations"}
     parts = (f"{names.get(key, key)} {gib(size)}" for key, size in sizes.items())
-    of = "one process" if memory.process else "a CUDA device, an estimate from counts on the CPU"
-    return (
-        f"{gib(memory.total)} of {of}: {', '.join(parts)}; on W processes activations, views and "
-        "images are divided by W"
-    )
+    return f"{', '.join(parts)}; on W processes activations, views and images are divided by W"
 
 
 def start_text(recipe: RunRecipe) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 
 from sslpipe.check.result import (
     Check,
+    memory_parts,
     memory_text,
     start_text,
     straddle_warning,
@@ -59,11 +60,14 @@ def check_finetuning(plan: Finetuning) -> Check:
         ("parameters", f"backbone {count_parameters(encoder):,}"),
         ("parameters of losses", f"{count_parameters(task.losses):,}"),
         ("parameters trained", f"{trained:,}"),
-        *(("parameter group", line) for line in groups.splitlines()),
         ("data", f"{plan.index.manifest.name}: {given}"),
         ("validation", f"{len(held):,} {what} from training"),
         ("steps per epoch", f"{order.steps_per_epoch:,}"),
         ("an epoch uses", f"{order.used:,} images; {order.dropped:,} leave the buffer unused"),
+    ]
+    details = [
+        ("memory", memory_parts(memory)),
+        *(("parameter group", line) for line in groups.splitlines()),
         ("digest", digest),
     ]
     warnings = [
@@ -76,6 +80,7 @@ def check_finetuning(plan: Finetuning) -> Check:
         recipe=recipe,
         views=tuple(dataclasses.asdict(spec) for spec in parts.augment.specs),
         rows=rows,
+        details=details,
         warnings=tuple(text for text in warnings if text),
         memory=memory,
         digest=digest,

@@ -41,6 +41,11 @@ from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import ROOT, command_line, write_recipe
 
 
+def rows_of(check):
+    """All that a check prints, by name; the later of two rows of a name."""
+    return dict(check.rows + check.details)
+
+
 @pytest.fixture(autouse=True)
 def _short_timing(monkeypatch):
     monkeypatch.setattr(sslpipe.check.estimate, "_LONG_ENOUGH_S", 0.0)
@@ -66,7 +71,7 @@ def checked(recipe_of, index):
 def test_the_sizes_are_those_of_the_recipe_and_the_data(recipe_of, index):
     recipe = recipe_of("epochs=3")
     result = check_pretraining(Pretraining.make(recipe, index))
-    rows = dict(result.rows)
+    rows = rows_of(result)
     assert rows["data"] == "tiny: 128 images, 16 held out"
     assert rows["steps per epoch"] == "7 (the run: 3 epochs)"  # (128 - 16) / 16
     assert (result.recipe.steps, rows["steps"]) == (21, "21")
@@ -199,7 +204,7 @@ def test_no_global_batch_holds_a_sample_twice_and_a_double_would_be_counted(reci
     ids = [order.ids(step, range(4))[1].tolist() for step in range(7)]
     assert max(n for batch in ids for n in Counter(batch).values()) == 1
     looked = "over 7 planned batches of the first epoch"
-    assert dict(result.rows)["duplicates in a global batch"] == f"0 {looked}"
+    assert rows_of(result)["duplicates in a global batch"] == f"0 {looked}"
 
     class Twice(Order):
         def ids(self, step, streams):
@@ -209,7 +214,7 @@ def test_no_global_batch_holds_a_sample_twice_and_a_double_would_be_counted(reci
 
     doubled = copy.copy(plan.order)
     doubled.__class__ = Twice
-    rows = dict(check_pretraining(dataclasses.replace(plan, order=doubled)).rows)
+    rows = rows_of(check_pretraining(dataclasses.replace(plan, order=doubled)))
     assert rows["duplicates in a global batch"] == f"{7 * 3} {looked}"
 
 
@@ -292,7 +297,7 @@ def test_few_groups_in_a_window_are_a_warning(recipe_of, tmp_path, together, win
     index = add_columns(manifest, icon=[f"icon{i // together % 64}" for i in range(256)])
     settings = ("pairs.positive=icon", "data.num_streams=4", f"data.shuffle_window={window}")
     result = check_pretraining(Pretraining.make(recipe_of(*settings), index))
-    assert float(dict(result.rows)["mixing score of groups"].split()[0]) < 1
+    assert float(rows_of(result)["mixing score of groups"].split()[0]) < 1
     texts = [text for text in result.warnings if text.startswith("mixing score of groups 0.")]
     assert len(texts) == warned
     if warned:
@@ -305,7 +310,7 @@ def test_a_queue_needs_a_momentum_encoder_and_is_what_the_negatives_come_from(ch
     with pytest.raises(RecipeError, match=r"add a section \[momentum\]"):
         checked(*queue)
     result = checked(*queue, "momentum.start=0.99")
-    assert dict(result.rows)["negatives per anchor"] == "96 (the full queue)"
+    assert rows_of(result)["negatives per anchor"] == "96 (the full queue)"
 
 
 def test_a_momentum_encoder_costs_its_weights_and_a_forward(checked):

@@ -18,6 +18,11 @@ from tests.helpers.finetunes import RECIPE, write_recipe
 from tests.helpers.runs import ROOT, command_line, final_weights
 
 
+def rows_of(check):
+    """All that a check prints, by name; the later of two rows of a name."""
+    return dict(check.rows + check.details)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("data"), (40, 60, 72), classes=8)
@@ -38,14 +43,14 @@ def checked(tmp_path, data, *overrides, given=None):
 def numbers_of(result):
     """Parameters of the backbone, of losses, and those trained."""
     names = ("parameters", "parameters of losses", "parameters trained")
-    texts = (dict(result.rows)[name].removeprefix("backbone ") for name in names)
+    texts = (rows_of(result)[name].removeprefix("backbone ") for name in names)
     return [int(text.replace(",", "")) for text in texts]
 
 
 def test_what_is_checked_is_the_run(tmp_path, data, trained):
     result = checked(tmp_path, data)
     lines = read_metrics(trained)
-    rows = dict(result.rows)
+    rows = rows_of(result)
     assert rows["steps per epoch"] == str(round(lines[-1]["step"] / lines[-1]["epoch"]))
     images, held = re.match(r"tiny: (\d+) images of 6 classes", rows["data"]), rows["validation"]
     assert int(images[1]) + int(held.split()[0]) == 172
@@ -66,7 +71,7 @@ def test_a_given_backbone_and_frozen_layers_are_counted(tmp_path, data, trained)
     given = load_backbone(trained)
     result = checked(tmp_path, data, "tune.backbone=frozen", "views=2", given=given)
     assert numbers_of(result)[2] == 16 * 8 + 8 + 48  # embedding layer and class weights
-    assert dict(result.rows)["starts from"] == f"weights {given.config.weights_sha256[:16]}"
+    assert rows_of(result)["starts from"] == f"weights {given.config.weights_sha256[:16]}"
     assert len(result.views) == 2
     assert any("warmup" in w for w in checked(tmp_path, data, "optim.warmup_steps=8").warnings)
     small = checked(tmp_path, data, "data.validation_classes=0", "run.monitor_steps=5")
