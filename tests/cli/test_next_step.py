@@ -20,7 +20,7 @@ def follow(call, tmp_path, monkeypatch):
 
     def follow(line):
         out, err = call(*shlex.split(line)[1:])
-        assert "Next" not in out  # what is piped stays as it is
+        assert "Next: sslpipe" not in out  # what is piped stays as it is
         lines = [each for each in err.splitlines() if each.startswith("Next")]
         assert len(lines) <= 1, lines
         return lines[0].partition(": ")[2] if lines else None
