@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # of a clone: any images, on any machine
 FIRST_RECIPE = Path("recipes/my_images_small.toml")
+LEAST_CLASSES = 4  # that labels can teach something
 ADAPTING = Path("recipes/adapt_mobile.toml")  # the same, from pretrained weights
 
 _TRAIN = "sslpipe train RECIPE --data DIR/dataset.json --run-dir RUN"
@@ -108,6 +109,30 @@ def after_a_look(data: str | Path, *overrides: str) -> None:
     if ADAPTING.is_file():
         start = ["sslpipe", "check", ADAPTING, "--init", "timm/NAME@WEIGHTS.pth"]
         say_next_program([*start, *words], title="Or, from pretrained weights")
+    after_labels(data)
+
+
+def after_labels(data: str | Path) -> None:
+    """Check a training by the labels of a data set, where it has classes of several images."""
+    import numpy as np
+
+    from sslpipe.data.index import load_index
+    from sslpipe.data.order import with_a_partner
+    from sslpipe.recipe.kinds import labelled_recipes
+
+    recipes = labelled_recipes()
+    if not recipes:
+        return
+    index = load_index(str(data))
+    splits = index.manifest.splits
+    labels = index.split("train" if "train" in splits else next(iter(splits))).labels
+    classes = len(np.unique(labels[labels >= 0]))
+    if classes < LEAST_CLASSES or not with_a_partner(labels):
+        return
+    title = f"Or, by the labels of {classes:,} classes"
+    for recipe in recipes:
+        words = ["sslpipe", "check", recipe, "--init", "timm/NAME@WEIGHTS.pth", "--data", data]
+        say_next_program(words, title=title)
 
 
 def new_run_dir(name: str) -> Path:

@@ -11,6 +11,7 @@ import typer
 
 from sslpipe.cli import inputs
 from sslpipe.cli.next_step import (
+    after_labels,
     after_train,
     new_run_dir,
     plugin_words,
@@ -85,6 +86,7 @@ def check(
     from sslpipe.api import make_plan
     from sslpipe.check import check_plan
     from sslpipe.export.named import open_init
+    from sslpipe.plan import Pretraining
 
     source = inputs.start_of(training.recipe, training.init)
     named = open_init(loaded, source, checkpoint=training.checkpoint, weights=training.weights)
@@ -99,6 +101,8 @@ def check(
             spread = start_concentration(plan)
         say_once(spread)
     say_next(["preview", *training.words(data), "--out", "views.png"])
+    if isinstance(plan, Pretraining):
+        after_labels(data)
 
 
 def _check_settings(recipe: "RunRecipe") -> None:

@@ -1,6 +1,7 @@
 """Kinds of recipes: a pretraining, and those that satellites bring."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from sslpipe.errors import RecipeError, did_you_mean, shown
@@ -14,6 +15,12 @@ class RecipeKind(NamedTuple):
 
     section: str  # "sampler"; no recipe of another kind has it
     model: type[RunRecipe]  # its settings
+    first: Path | None = None  # of a clone: the recipe to begin with, where images have labels
+
+
+def labelled_recipes() -> list[Path]:
+    """Return the recipes for labels that the working directory has, of a clone."""
+    return [kind.first for kind in _brought().values() if kind.first and kind.first.is_file()]
 
 
 def recipe_models() -> dict[str, type[RunRecipe]]:

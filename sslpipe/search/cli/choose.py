@@ -21,6 +21,7 @@ from sslpipe.cli.terminal import (
 from sslpipe.errors import UserError
 from sslpipe.files import json_text, write_json
 from sslpipe.portable import return_freed_memory, write_atomically
+from sslpipe.recipe.kinds import labelled_recipes
 from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 app = new_app()
 
-LABELLED = Path("recipes/metric/my_images_mobile.toml")
 BATCH_SIZE = 16  # images at a time: the candidates may be large
 SEED = 0  # of the halves of the classes, and of the images that are taken
 
@@ -184,11 +184,11 @@ def choose_weights(
     say_next(
         ["embed", backbone, "--data", data, "--split", split, "--out", f"{backbone}.safetensors"]
     )
-    if lacking is None and LABELLED.is_file():
+    for recipe in labelled_recipes() if lacking is None else ():
         single = next(row for row in ranked if len(row.parts) == 1)
         words = ["--init", found[single.parts[0]].source, "--data", data]
         when = ", to train it with these labels"
-        say_next(["train", LABELLED, *words, "--run-dir", new_run_dir("labelled")], when=when)
+        say_next(["train", recipe, *words, "--run-dir", new_run_dir("labelled")], when=when)
     if failed:
         raise typer.Exit(2)
 
