@@ -33,10 +33,9 @@ from benchmarks.common import (
 )
 from benchmarks.views import Case, kornia, ours
 from sslpipe.losses import NTXentLoss
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.simclr import SimCLR
 from sslpipe.portable import keep_freed_memory
-from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Projector
 
 CROP_PX, TEMPERATURE = 32, 0.1
@@ -60,7 +59,7 @@ def step(
 ) -> Call:
     """fast: channels_last."""
     torch.manual_seed(0)
-    backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=CROP_PX)
+    backbone = build_backbone(backbone_settings(kind="torchvision/resnet18"), crop_px=CROP_PX)
     model: torch.nn.Module = SimCLR(backbone, Projector())
     if fast:
         model = model.to(memory_format=torch.channels_last)

@@ -17,11 +17,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 import sslpipe
-from sslpipe.cli.explain import SECTIONS, _meanings
+from sslpipe.cli.explain import meanings, sections
 from sslpipe.recipe import recipe_models
-from sslpipe.recipe.base import Component
+from sslpipe.registry.schema import kinds_of
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {  # page of the site -> file of the repository
@@ -87,6 +88,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, (title, opening) in API.items():
         text = "\n\n".join([f"# {title}", opening, *api_entries(page)])
         files.append(File.generated(config, page, content=text))
+    for kind, model in recipe_models().items():  # for editors
+        schema = dumps(model.model_json_schema(), indent=1)
+        files.append(File.generated(config, f"schema/{kind}.json", content=schema))
     return files
 
 
@@ -150,26 +154,21 @@ def settings_tables() -> Iterator[str]:
             if section is not None:
                 yield f"\n**[{name}]** {field.description or ''}\n"
                 yield from _table(name, section.model_fields)
-    yield "\n## Arguments of the kinds\n"
-    for name in SECTIONS:
+    yield "\n## Settings of the kinds\n"
+    for name, kinds in sections().items():
         yield f"\n**[{name}]**\n"
-        yield "| argument | meaning |"
+        yield "| setting | meaning |"
         yield "|---|---|"
-        for argument, lines in _meanings(name).items():
-            yield f"| `{name}.{argument}` | {_cell('<br>'.join(lines))} |"
+        for setting, lines in meanings(name, kinds).items():
+            yield f"| `{name}.{setting}` | {_cell('<br>'.join(lines))} |"
 
 
-def _section(field: Any) -> type[BaseModel] | None:
-    """The model of a field that is a section with settings of its own; None for all others."""
+def _section(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of a field that is a section without a `kind`; None for all others."""
+    if kinds_of(field) is not None:
+        return None
     options = getattr(field.annotation, "__args__", (field.annotation,))
-    for option in options:
-        if (
-            isinstance(option, type)
-            and issubclass(option, BaseModel)
-            and not issubclass(option, Component)
-        ):
-            return option
-    return None
+    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
 def _table(title: str, fields: Mapping[str, Any]) -> Iterator[str]:

@@ -10,7 +10,6 @@ name: `"sslpipe.commands".mine = "my_package.commands"`. The modules, and what e
 - `recipes`, without heavy imports: RECIPES, {kind: `sslpipe.recipe.kinds.RecipeKind`}, the settings
   of a kind of recipe and the section that makes a TOML file one;
 - `runs`: RUNS, {class of a recipe: `sslpipe.kinds.RunKind`};
-- `settings`: SETTINGS, {section with a `kind`: ((what it is, table), ...)}, for --explain;
 - `image_files`: SUFFIXES and `read_image`, for files of images that are not 8-bit RGB;
 - `leaks`: `find_leaks`, which `sslpipe evaluate suite` asks for test samples that are in train.
 """
@@ -34,7 +33,6 @@ NEEDED = {
     "names": ("NAMES",),
     "recipes": ("RECIPES",),
     "runs": ("RUNS",),
-    "settings": ("SETTINGS",),
     "image_files": ("SUFFIXES", "read_image"),
     "leaks": ("find_leaks",),
 }

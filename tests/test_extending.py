@@ -22,8 +22,6 @@ from sslpipe.metric_learning.miners import MINERS
 from sslpipe.models.backbones import BACKBONES
 from sslpipe.parts import build_loss
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Component
-from sslpipe.registry import build
 from sslpipe.registry.schema import settings_class
 from sslpipe.run.trackers import TRACKERS
 from sslpipe.satellites import NEEDED
@@ -60,11 +58,8 @@ def run_examples(tmp_path_factory):
 
 
 def make(table, kind: str, **arguments):
-    if table is not BACKBONES:
-        given = {"num_classes": 3, "dim": 4} if table is HEADS else {}
-        return settings_class(table, kind)(**arguments).build(**given)
-    component = Component.model_validate({"kind": kind, **arguments})
-    return build(table, component, section="part")
+    given = {"num_classes": 3, "dim": 4} if table is HEADS else {"crop_px": 16}
+    return settings_class(table, kind)(**arguments).build(**given)
 
 
 @pytest.mark.usefixtures("run_examples")

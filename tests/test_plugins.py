@@ -178,10 +178,10 @@ from sslpipe.models.backbones import BACKBONES
 from sslpipe.run.trackers import TRACKERS
 from sslpipe.sharding.readers import SOURCES
 from photo_parts.other import Lines, nearest, read_stripes
-from photo_parts.training import INVERT, AlignmentLoss, two_layers
+from photo_parts.training import INVERT, AlignmentLoss, TwoLayers
 
 register_op(INVERT)
-LOSSES["alignment"], BACKBONES["two_layers"], TRACKERS["lines"] = AlignmentLoss, two_layers, Lines
+LOSSES["alignment"], BACKBONES["two_layers"], TRACKERS["lines"] = AlignmentLoss, TwoLayers, Lines
 SOURCES["stripes"], EVALS["nearest"] = read_stripes, nearest
 """
 

@@ -9,18 +9,15 @@ import pytest
 import torch
 
 from sslpipe.augment.eval_view import eval_view_for
-from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.export.model import freeze
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.parts import build_task
 from sslpipe.metric_learning.plan import with_backbone
 from sslpipe.metric_learning.recipe import FinetuneRecipe
-from sslpipe.models.backbones import build_backbone, stem_warning
+from sslpipe.models.backbones import backbone_settings, build_backbone, stem_warning
 from sslpipe.optim import lr_at, rate_warning
 from sslpipe.parts import build_loss, build_model, freeze_and_group
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Component
-from sslpipe.registry import build
 from tests.helpers.runs import ROOT, parsed
 
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
@@ -116,10 +113,10 @@ def test_every_part_builds_and_a_view_passes_through(path):
     recipe = load_recipe(path)
     if path.stem in STARTS:
         assert recipe.backbone is None
-        component = Component(kind=STARTS[path.stem])
+        component = backbone_settings(kind=STARTS[path.stem])
         recipe = recipe.model_copy(update={"backbone": component, "init": "0" * 64})
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
-    augment = build(AUGMENTS, recipe.augment, section="augment", mean=mean, std=std)
+    augment = recipe.augment.build(mean=mean, std=std)
     assert stem_warning(recipe.backbone, augment.crop_px) is None
     model = build_model(recipe, augment.crop_px)
     z = model(torch.rand(4, 3, augment.crop_px, augment.crop_px))
@@ -176,7 +173,7 @@ def what_it_says(path: Path) -> dict[str, object]:
     recipe = load_recipe(path)
     tree = recipe.model_dump()
     half = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
-    augment = build(AUGMENTS, recipe.augment, section="augment", **half)
+    augment = recipe.augment.build(**half)
     first, second = augment.specs
     assert first == second
     tree["views"] = {**vars(first), "mean": augment.mean[0].item()}
@@ -276,7 +273,7 @@ def test_the_header_of_a_fine_tuning_is_complete_and_its_commands_are_the_progra
 
 @every_metric_recipe
 def test_a_fine_tuning_takes_a_run_of_any_backbone(path, index):
-    component = Component(kind="small_resnet", widths=[4, 8])
+    component = backbone_settings(kind="small_resnet", widths=[4, 8])
     view = eval_view_for(32, mean=(0.5,) * 3, std=(0.25,) * 3)
     given = freeze(build_backbone(component, crop_px=32), component, view, {"name": "mine"})
     recipe = with_backbone(load_recipe(path), given, index)
@@ -292,9 +289,9 @@ def test_every_part_of_a_fine_tuning_builds_and_a_batch_passes_through(path, ind
     # some settings are for a start from weights
     scratch = parsed(*shlex.split(header(path)[1]["scratch"])[1:])
     recipe = with_backbone(load_recipe(path, scratch["overrides"]), None, index)
-    augment = build(AUGMENTS, recipe.augment, section="augment", mean=(0.5,) * 3, std=(0.25,) * 3)
+    augment = recipe.augment.build(mean=(0.5,) * 3, std=(0.25,) * 3)
     assert recipe.data.canvas_px >= augment.crop_px
-    small = Component(kind="small_resnet", widths=[4], embedding_dim=recipe.embedding.dim)
+    small = backbone_settings(kind="small_resnet", widths=[4], embedding_dim=recipe.embedding.dim)
     quick = recipe.model_copy(update={"backbone": small})  # the network itself: test_recipes.py
     task = build_task(quick, augment.crop_px, None, num_classes=6)
     labels = torch.arange(6).repeat_interleave(2)

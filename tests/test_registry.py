@@ -1,62 +1,118 @@
 import hashlib
+import json
 import sys
+from typing import Annotated
 
 import pytest
+from pydantic import Field, ValidationError
 
 from sslpipe import registry
 from sslpipe.errors import RecipeError, UserError
-from sslpipe.recipe.base import Component, RunConfig
-from sslpipe.registry import Table, UnknownName, build, plugins
+from sslpipe.recipe.base import RunConfig
+from sslpipe.recipe.messages import explain_errors
+from sslpipe.registry import Table, UnknownName, plugins
+from sslpipe.registry.part import Given, Part
+from sslpipe.registry.schema import Kinds, KindSettings, Settings, refusals
 from sslpipe.run.trackers import TRACKERS
 
 
-def crop(size: int, mean: float = 0.0) -> tuple[int, float]:
-    if size < 0:
-        raise ValueError(f"size = {size} is negative")
-    return size, mean
+class Crop(Part):
+    """A part with a setting that is needed, one with a default, and what the data decide."""
+
+    size: Annotated[int, Field(ge=0)]
+    """Its side."""
+    share: float = 0.5
+    shapes: tuple[float, ...] = (1.0,)
+    channels: Annotated[int, Given()] = 3
+
+    def setup(self):
+        super().setup()
+        if self.size == 13:
+            raise ValueError("size = 13 is unlucky")
 
 
-def anything(**arguments: object) -> dict[str, object]:
-    return arguments
+class Wider(Crop):
+    share: float = 0.75
+    margin: float = 0.0
 
 
-def strict(size: int) -> None:
-    raise RecipeError("augment.size: no")
+CROPS = Table("crop", {"crop": Crop, "wider": Wider})
 
 
-TABLE = {"crop": crop, "anything": anything, "strict": strict}
+class Plan(Settings):
+    crop: Annotated[KindSettings, Kinds("tests.test_registry:CROPS")]
 
 
-def made(kind: str, arguments: dict[str, object], **defaults: object) -> object:
-    component = Component.model_validate({"kind": kind, **arguments})
-    return build(TABLE, component, section="augment", **defaults)
+def read(**tree):
+    try:
+        return Plan.model_validate({"crop": tree}).crop
+    except ValidationError as error:
+        raise RecipeError(explain_errors(error, Plan, "x.toml", {"crop": tree})) from None
 
 
-def test_the_named_constructor_gets_the_recipes_arguments():
-    assert made("crop", {"size": 3}) == (3, 0.0)
-    assert made("anything", {"size": 3, "b": [1]}) == {"size": 3, "b": [1]}
-
-
-def test_what_the_program_gives_is_used_where_taken_and_the_recipe_wins():
-    assert made("crop", {"size": 3}, mean=0.5, std=2.0) == (3, 0.5)
-    assert made("crop", {"size": 3, "mean": 0.25}, mean=0.5) == (3, 0.25)
-    assert made("anything", {}, mean=0.5) == {"mean": 0.5}
+def test_a_part_is_built_with_its_settings_and_of_what_else_is_known_with_what_it_declares():
+    crop = read(kind="crop", size=3).build(channels=5, dim=128)
+    assert crop.settings == {"size": 3, "share": 0.5, "shapes": (1.0,), "channels": 5}
+    assert repr(crop) == "Crop(size=3, share=0.5, shapes=(1.0,), channels=5)"
+    wider = read(kind="wider", size=3, share=0.25)
+    assert type(wider.build()) is Wider
+    assert Plan(crop=wider).model_dump() == {
+        "crop": {"kind": "wider", "size": 3, "share": 0.25, "shapes": (1.0,), "margin": 0.0}
+    }
+    assert wider.__class__.model_fields["size"].description == "Its side."
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "message"),
+    ("tree", "message"),
     [
-        ("corp", {}, r"augment\.kind = 'corp' is unknown; did .* 'crop'\?.*--plugin; known: any"),
-        ("crop", {"sise": 3}, r"augment\.sise is not an argument .*; did you mean 'size'\?"),
-        ("crop", {"size": -1}, r"\[augment\] kind = 'crop': size = -1 is negative"),
-        ("crop", {}, r"\[augment\] kind = 'crop': .*missing.*'size'"),
-        ("crop", {"size": "x"}, r"augment\.size = 'x': input should be a valid integer"),
-        ("strict", {"size": 1}, r"^augment\.size: no$"),
+        ({"kind": "corp"}, r"crop\.kind = 'corp' is unknown; did .* 'crop'\?.*--plugin; known:"),
+        ({"kind": "crop", "sise": 3}, r"unknown key crop\.sise; did you mean 'size'\?; known here"),
+        ({"kind": "crop", "size": 3, "channels": 1}, r"unknown key crop\.channels"),
+        ({"kind": "crop"}, r"crop\.size is missing: Its side"),
+        ({"kind": "crop", "size": "x"}, r"crop\.size = 'x': input should be a valid integer"),
+        ({"kind": "crop", "size": True}, r"crop\.size: true is no value"),
+        ({"kind": "crop", "size": 1, "shapes": [True]}, r"crop\.shapes.* no numbers"),
+        ({"size": 3}, r"crop\.kind is missing"),
     ],
 )  # fmt: skip
-def test_a_mistake_names_section_value_and_remedy(kind, arguments, message):
+def test_a_mistake_names_section_value_and_remedy(tree, message):
     with pytest.raises(RecipeError, match=message):
-        made(kind, arguments)
+        read(**tree)
+
+
+def test_what_a_part_refuses_names_its_section_and_in_a_notebook_its_argument():
+    unlucky = read(kind="crop", size=13)
+    message = r"\[crop\] kind = 'crop': size = 13 is unlucky"
+    with pytest.raises(RecipeError, match=message), refusals("crop", "crop"):
+        unlucky.build()
+    for kwargs, kind, message in (
+        ({"size": -1}, ValueError, "size = -1: .*greater than or equal to 0"),
+        ({"size": 13}, ValueError, "^size = 13 is unlucky$"),
+        ({}, TypeError, "Crop needs size"),
+        ({"sise": 3}, TypeError, "Crop takes no sise; did you mean 'size'"),
+    ):
+        with pytest.raises(kind, match=message):
+            Crop(**kwargs)
+    with pytest.raises(TypeError, match="by name: size"):
+        Crop(3)
+    with pytest.raises(TypeError, match="declare its settings as fields"):
+        type("Old", (Part,), {"__init__": lambda self: None})
+
+
+def test_a_kind_that_a_recorded_run_had_is_read_without_its_module_and_cannot_be_built():
+    tree = {"kind": "mine", "weight": 3}
+    settings = Plan.model_validate({"crop": tree}, context="recorded").crop
+    assert settings.model_dump() == tree
+    with pytest.raises(RecipeError, match="'mine' is unknown"):
+        settings.build()
+
+
+def test_the_schema_of_a_section_has_a_case_for_each_kind():
+    cases = Plan.model_json_schema()["properties"]["crop"]["oneOf"]
+    text = json.dumps(Plan.model_json_schema())
+    assert len(cases) == 2
+    assert '"const": "wider"' in text
+    assert "Its side." in text
 
 
 @pytest.fixture
@@ -77,7 +133,7 @@ def package(tmp_path, monkeypatch):
 
 
 def test_a_table_imports_what_a_package_adds_when_it_is_named(package):
-    table = Table("part", {"crop": crop}, "sslpipe.made_up")
+    table = Table("part", {"crop": Crop}, "sslpipe.made_up")
     assert table.names() == ["crop", "mine", "lost"]
     assert "mine" in table
     with pytest.raises(UnknownName, match=r"'mime'; did you mean 'mine'\?.*; known: crop, mine"):
@@ -120,7 +176,7 @@ def test_the_option_plugin_may_stand_anywhere_and_reaches_child_processes(packag
 def test_a_tracker_that_a_module_adds_is_one_that_a_recipe_may_name():
     with pytest.raises(ValueError, match="'mine' is unknown"):
         RunConfig(trackers=("mine",))
-    TRACKERS["mine"] = crop
+    TRACKERS["mine"] = Crop
     try:
         assert RunConfig(trackers=("mine",)).trackers == ("mine",)
     finally:

@@ -34,12 +34,12 @@ def tides(days: int = 1) -> None:
     "moon/names.py": 'NAMES = {"FULL": "moon.phases"}\n',
     "moon/phases.py": "FULL = 3\n",
     "moon/recipes.py": """
-from sslpipe.recipe.base import Section
 from sslpipe.recipe.kinds import RecipeKind
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.registry.schema import Settings
 
 
-class Moon(Section):
+class Moon(Settings):
     \"\"\"Of the moon.\"\"\"
 
     phase: int = 1

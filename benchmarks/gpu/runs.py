@@ -199,7 +199,7 @@ def end_to_end(
 def bare_encoder(bench: Bench, recipe: Recipe, precision: str) -> Figures:
     """The recipe's model on ready random views: forward, backward and SGD, nothing else."""
     bench.forget_memory()
-    crop_px, images = recipe.augment.arguments["crop_px"], recipe.data.batch_size
+    crop_px, images = recipe.augment.crop_px, recipe.data.batch_size
     model = build_model(recipe, crop_px)
     flops, peak = recipe_flops(recipe, model, crop_px), peak_flops(bench.device, precision)
     model = model.to(bench.device).to(memory_format=torch.channels_last)

@@ -14,7 +14,8 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import shown
-from sslpipe.recipe.base import LONGEST_SIDE_PX, Component
+from sslpipe.recipe.base import LONGEST_SIDE_PX
+from sslpipe.registry.schema import SparseSettings
 
 Crops = Literal["center", "flip", "five", "ten"]
 Reduce = Literal["mean", "concat"]
@@ -266,7 +267,7 @@ def eval_view_for(
     return EvalView(crop_px, resize_px, mean, std)
 
 
-def normalisation(augment: Component, mean: Sequence[float], std: Sequence[float]) -> Any:
+def normalisation(augment: SparseSettings, mean: Sequence[float], std: Sequence[float]) -> Any:
     """Return the mean and std of evaluations: what [augment] says, else those of the data."""
     if not augment.arguments.get("normalize", True):
         return {"mean": (0.0,) * len(mean), "std": (1.0,) * len(std)}

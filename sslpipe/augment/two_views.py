@@ -5,12 +5,16 @@ between them those that are asked for), then `extra`, then normalisation. Rows: 
 then all second.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from numpy.typing import ArrayLike
+from pydantic import ConfigDict, Field, ValidationInfo, model_validator
+from pydantic.annotated_handlers import GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 from torch import Tensor, nn
 
 from sslpipe.augment import pixels, triton_views
@@ -18,15 +22,16 @@ from sslpipe.augment.chunks import ChunkPlan
 from sslpipe.augment.extra_ops import ExtraOps
 from sslpipe.augment.op import Draws, by_kornia
 from sslpipe.augment.ops import draws, ops_for
-from sslpipe.augment.presets import view_specs
+from sslpipe.augment.presets import setting_docs, view_specs
 from sslpipe.augment.resample import TOGETHER_PX, transposed
 from sslpipe.augment.spec import check_images, check_statistics
 from sslpipe.augment.triton_views import TritonPlan
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.pipeline import Batch
-from sslpipe.recipe.base import RunRecipe
-from sslpipe.registry import build
+from sslpipe.recipe.base import LONGEST_SIDE_PX, RunRecipe
+from sslpipe.registry import Table
+from sslpipe.registry.schema import SparseSettings, refusals
 
 Plan = ChunkPlan | TritonPlan
 
@@ -295,7 +300,99 @@ class KorniaViews(BaseViews):
 
 
 Views = FusedViews | KorniaViews
-AUGMENTS: dict[str, Callable[..., Views]] = {"fused": FusedViews, "kornia": KorniaViews}
+
+
+class ViewSettings(SparseSettings):
+    """What both kinds of views take; further keys are settings of the ops, see `setting_docs`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    preset: str = "simclr"
+    """simclr, simclr_small (no blur, weaker colours), mocov2, byol or grayscale; of sensors'
+    images: microscopy, satellite, grey, xray."""
+    crop_px: Annotated[int, Field(ge=2, le=LONGEST_SIDE_PX)] = 224
+    """Side of the square views, in pixels."""
+    mean: list[float] | None = None
+    """One number a channel, of values in [0, 1]; none: the data's."""
+    std: list[float] | None = None
+    """The same; none: the data's."""
+    normalize: bool = True
+    """Whether views leave as (x - mean) / std; else they stay in [0, 1]."""
+    extra: list[dict[str, Any]] = Field([])
+    """Further augmentations of kornia, in order, one table each: name (a class of
+    kornia.augmentation), view (1, 2 or "both", the default), args (its keyword arguments)."""
+
+    given: ClassVar[frozenset[str]] = frozenset({"mean", "std", "channels"})
+    views: ClassVar[type[Views]]
+
+    @model_validator(mode="after")
+    def _of_known_ops(self, info: ValidationInfo) -> Self:
+        if info.context != "recorded":  # a run's ops may be of a module that is not named here
+            view_specs(self.preset, self.crop_px, self.overrides)
+        return self
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The settings of ops."""
+        return dict(self.model_extra or {})
+
+    def build(self, **known: Any) -> Views:
+        """Make the views; `mean` and `std` of the data count where the recipe has none."""
+        return self.views(
+            preset=self.preset,
+            crop_px=self.crop_px,
+            mean=known.get("mean") if self.mean is None else self.mean,
+            std=known.get("std") if self.std is None else self.std,
+            normalize=self.normalize,
+            extra=self.extra,
+            channels=known.get("channels", RGB8.channels),
+            **self.further(),
+        )
+
+    def further(self) -> dict[str, Any]:
+        """Return what else the views take: settings of ops, and of the kind alone."""
+        return self.overrides
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Add the settings of ops, which their own declarations describe."""
+        shown = handler.resolve_ref_schema(handler(schema))
+        for name, text in setting_docs().items():
+            shown["properties"].setdefault(name, {"description": text})
+        return {**shown, "additionalProperties": False}
+
+
+class FusedSettings(ViewSettings):
+    """Batched views, the usual ones: `FusedViews`."""
+
+    kind: Literal["fused"] = "fused"
+    blur: Literal["exact", "bf16"] = "exact"
+    """bf16: products in bfloat16 where that is faster, off by at most 2 levels of 255 and by 0.3 on
+    average (white noise; tested)."""
+    kernels: Literal["auto", "torch", "triton"] = "auto"
+    """What makes views on a GPU. torch: its operations, also for any op that is plugged in. triton:
+    kernels of the library's own, which read and write each view a few times instead of some forty;
+    only built-in ops and no `extra`. auto: triton where it is installed and does all ops. A CPU
+    takes torch's operations. No part of a run's digest."""
+
+    views: ClassVar[type[Views]] = FusedViews
+
+    def further(self) -> dict[str, Any]:
+        """Return settings of ops, blur and kernels."""
+        return {**self.overrides, "blur": self.blur, "kernels": self.kernels}
+
+
+class KorniaSettings(ViewSettings):
+    """The slow reference, row by row: `KorniaViews`."""
+
+    kind: Literal["kornia"] = "kornia"
+
+    views: ClassVar[type[Views]] = KorniaViews
+
+
+AUGMENTS = Table("view", {"fused": FusedSettings, "kornia": KorniaSettings})
 
 
 def build_augment(
@@ -312,12 +409,12 @@ def build_augment(
     Raises:
         RecipeError: A preset, key or value of [augment] is wrong.
     """
-    statistics: dict[str, Any] = {}
-    channels: dict[str, Any] = {}
-    if index is not None:
-        statistics = {"mean": index.manifest.mean, "std": index.manifest.std}
-        channels = {"channels": index.image_type.channels}
-    augment = build(AUGMENTS, recipe.augment, section="augment", fixed=channels, **statistics)
+    with refusals("augment", recipe.augment.kind):
+        augment: Views = recipe.augment.build(
+            mean=None if index is None else index.manifest.mean,
+            std=None if index is None else index.manifest.std,
+            channels=(RGB8 if index is None else index.image_type).channels,
+        )
     if compiled and isinstance(augment, FusedViews):
         augment.compile_colours()
     return augment

@@ -16,7 +16,7 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings
 from sslpipe.files import json_text, parse_object
 from sslpipe.models.backbones import Backbone, build_backbone
-from sslpipe.recipe.base import Component
+from sslpipe.registry.schema import SparseSettings
 
 PIXELS_PX = 32  # larger images are reduced: 3 x 224 x 224 numbers a sample are no baseline
 # numbers of a split's pixels, above which sides are halved: searching them, and their principal
@@ -136,7 +136,7 @@ def pixel_features(
     ]
 
 
-def random_backbone(component: Component, crop_px: int, seed: int = 0) -> Backbone:
+def random_backbone(component: SparseSettings, crop_px: int, seed: int = 0) -> Backbone:
     """Build the recipe's network with weights drawn from `seed`; torch's generator stays."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -7,10 +7,9 @@ from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.data.image_type import hex_colour
 from sslpipe.errors import UserError
 from sslpipe.export.model import FrozenBackbone, freeze
-from sslpipe.models.backbones import JOIN, JoinedBackbone, build_backbone
+from sslpipe.models.backbones import JOIN, JoinedBackbone, backbone_settings, build_backbone
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.transfer import copy_weights
-from sslpipe.recipe.base import Component
 from sslpipe.weights.views import scaled_resize
 
 
@@ -55,7 +54,7 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     parts = [
         {**model.config.backbone.model_dump(), "crop_px": model.config.crop_px} for model in models
     ]
-    component = Component.model_validate({"kind": JOIN, "parts": parts})
+    component = backbone_settings(JOIN, parts=parts)
     init = {"source": source, "format": JOIN, "notes": [_describe(model) for model in models]}
     name = " + ".join(f"{model.name} {model.view.crop_px} px" for model in models)
     view = JoinedView([model.view for model in models])

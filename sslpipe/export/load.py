@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView, eval_view_for, normalisation
-from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.data.image_type import RGB8
 from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError
 from sslpipe.evaluation.suite_file import read_suite
@@ -28,10 +27,10 @@ from sslpipe.models.simclr import build_projector
 from sslpipe.models.state import float32_by_default, module_sha256
 from sslpipe.portable import memory_is_short
 from sslpipe.recipe import parse_recipe
-from sslpipe.recipe.base import Component, Weights
+from sslpipe.recipe.base import Weights
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.registry import build
 from sslpipe.registry.plugins import made_with
+from sslpipe.registry.schema import SparseSettings, refusals
 from sslpipe.run.best import choose
 from sslpipe.run.checkpoint_files import read_state
 from sslpipe.run.records import DataDescription, plugins_of, read_description
@@ -50,7 +49,7 @@ def load_backbone(
     architecture: str | None = None,
     checkpoint: str | None = None,
     weights: Weights | None = None,
-    component: Component | None = None,
+    component: SparseSettings | None = None,
     crop_px: int | None = None,
     with_projector: bool | None = None,
 ) -> FrozenBackbone:
@@ -119,7 +118,7 @@ def load_backbone(
 
 
 def _load_weights(
-    source: Source, component: Component | None, crop_px: int | None
+    source: Source, component: SparseSettings | None, crop_px: int | None
 ) -> FrozenBackbone:
     """Load weights of another program."""
     backbone, component, view, report = read_weights(source, component, crop_px)
@@ -132,7 +131,7 @@ def _load_module(
     module: nn.Module,
     architecture: str | None,
     *,
-    component: Component | None,
+    component: SparseSettings | None,
     crop_px: int | None,
 ) -> FrozenBackbone:
     """Copy a network in memory, through a file, as weights of another program are read."""
@@ -208,8 +207,9 @@ def load_run(
         data = _read_data(run_dir, identity.index_sha256)
         # the view of evaluation: the training's crop and normalisation, without its distortions
         own = {"mean": data.mean, "std": data.std}
-        channels = {"channels": (data.image or RGB8).channels}
-        views = build(AUGMENTS, recipe.augment, section="augment", fixed=channels, **own)
+        channels = (data.image or RGB8).channels
+        with refusals("augment", recipe.augment.kind):
+            views = recipe.augment.build(mean=data.mean, std=data.std, channels=channels)
         crop_px = int(views.crop_px)
         view = eval_view_for(crop_px, **normalisation(recipe.augment, **own))
         if state.view is not None:  # of a run from weights: resized as they are used to

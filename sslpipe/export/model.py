@@ -22,8 +22,8 @@ from sslpipe.export.saved import Config, SavedBackbone, config_of
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.state import check_finite, evaluating, module_sha256, weights_dtype
 from sslpipe.portable import read_regular
-from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Projector
+from sslpipe.registry.schema import SparseSettings
 from sslpipe.satellites import offered
 from sslpipe.sharding.members import flatten, to_member
 
@@ -309,7 +309,7 @@ def _refusal(value: object, what: str, wanted: ImageType) -> str:
 
 def freeze(
     backbone: Backbone,
-    component: Component,
+    component: SparseSettings,
     view: EvalView,
     metadata: dict[str, Any],
     projector: nn.Sequential | None = None,

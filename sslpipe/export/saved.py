@@ -1,6 +1,6 @@
 """A backbone with its view and its config: what an export holds, and what a run starts from."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -10,20 +10,22 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.image_type import RGB8, Colour, ImageType
 from sslpipe.errors import UserError
 from sslpipe.files import Stored
-from sslpipe.models.backbones import Backbone
+from sslpipe.models.backbones import Backbone, backbone_settings
 from sslpipe.models.state import module_sha256
-from sslpipe.recipe.base import Component, Pixels, Positive, Section
+from sslpipe.recipe.base import BACKBONE, Pixels, Positive
 from sslpipe.recipe.pretrain import Projector
+from sslpipe.registry.schema import Kinds, Settings, SparseSettings
 
 
-class Config(Section):
+class Config(Settings):
     """The keys of config.json; unknown ones are an error, as a newer format has a higher version.
 
     A sha256 of weights is `module_sha256`'s.
     """
 
     format_version: Literal[1, 2]  # 2 has `image`
-    backbone: Component  # builds the same network, with the stem of the training
+    # builds the same network, with the stem of the training
+    backbone: Annotated[SparseSettings, Kinds(*BACKBONE.names_of_tables, recorded=True)]
     crop_px: Pixels  # side of the images that the network was built for
     num_features: Positive
     view: dict[str, Any]  # arguments of EvalView, through which the network saw images
@@ -143,7 +145,7 @@ class SavedBackbone(nn.Module):
 
 def config_of(
     backbone: Backbone,
-    component: Component,
+    component: SparseSettings,
     view: EvalView,
     facts: dict[str, Any],
     image: ImageType | None = None,
@@ -161,7 +163,7 @@ def config_of(
     stem = {} if backbone.stem is None else {"stem": backbone.stem}
     return Config(
         **image_keys(image),
-        backbone=Component.model_validate({**component.model_dump(), **stem}),
+        backbone=backbone_settings(**{**component.model_dump(), **stem}),
         crop_px=view.crop_px,
         num_features=backbone.num_features,
         view=view.config(),

@@ -18,11 +18,12 @@ from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.folder import read_folder, sha256_sums, write_folder
 from sslpipe.export.saved import SavedBackbone, config_of
-from sslpipe.models.backbones import JOIN, RGB_CHANNELS, build_backbone
+from sslpipe.models.backbones import JOIN, RGB_CHANNELS, backbone_settings, build_backbone
 from sslpipe.models.channels import adapt_kernels, first_convolution
 from sslpipe.portable import explain_file_error
-from sslpipe.recipe.base import Component, RunRecipe, Tune
+from sslpipe.recipe.base import RunRecipe, Tune
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.registry.schema import SparseSettings
 from sslpipe.run.checkpoint_files import checkpoint_names
 
 RecipeT = TypeVar("RecipeT", bound=RunRecipe)
@@ -216,13 +217,13 @@ def fit_channels(init_from: SavedBackbone | None, index: DatasetIndex) -> SavedB
     return SavedBackbone(backbone, view, config)
 
 
-def with_channels(component: Component, channels: int | None) -> Component:
+def with_channels(component: SparseSettings, channels: int | None) -> SparseSettings:
     """Return a [backbone] for images of so many channels; None: without a word of them."""
     tree = component.model_dump()
     tree.pop("channels", None)
     if channels not in (None, RGB_CHANNELS):
         tree["channels"] = channels
-    return Component.model_validate(tree)
+    return backbone_settings(**tree)
 
 
 def init_facts(init_from: SavedBackbone) -> dict[str, Any]:
@@ -298,7 +299,9 @@ def with_init(
     return fitted
 
 
-def _takes_both_sides(component: Component, crop_px: int, eval_crop_px: int, device: str) -> bool:
+def _takes_both_sides(
+    component: SparseSettings, crop_px: int, eval_crop_px: int, device: str
+) -> bool:
     """Return whether a network for images of one size has the weights for another one."""
     try:
         with torch.device(device), torch.no_grad():
@@ -329,7 +332,7 @@ def _unlike(recipe: RunRecipe, init_from: SavedBackbone) -> list[tuple[str, Any,
     return found
 
 
-def _fitted(recipe: RunRecipe, init_from: SavedBackbone) -> Component:
+def _fitted(recipe: RunRecipe, init_from: SavedBackbone) -> SparseSettings:
     """The weights' component; a recipe's `pool` counts, and what its [embedding] says elsewhere."""
     for key, value, present in _unlike(recipe, init_from):
         if key in recipe._backbone_overrides:
@@ -345,7 +348,7 @@ def _fitted(recipe: RunRecipe, init_from: SavedBackbone) -> Component:
     if "pool" in own:
         tree.pop("pool_power", None)
     pooling = {key: own[key] for key in ("pool", "pool_power") if key in own}
-    return Component.model_validate(tree | pooling)
+    return backbone_settings(**(tree | pooling))
 
 
 def _own_view(recipe: RunRecipe, init_from: SavedBackbone, index: DatasetIndex) -> dict[str, Any]:

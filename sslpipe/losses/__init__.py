@@ -31,4 +31,4 @@ _BUILT_IN: dict[str, type[Objective]] = {
     "diet": DietLoss,
     "distill": DistillLoss,
 }
-LOSSES = Table("loss", _BUILT_IN, "sslpipe.losses")
+LOSSES = Table("objective", _BUILT_IN, "sslpipe.losses")

@@ -34,12 +34,11 @@ from sslpipe.metric_learning.parts import (
 )
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
-from sslpipe.models.backbones import stem_warning
+from sslpipe.models.backbones import backbone_settings, stem_warning
 from sslpipe.models.tuning import (
     tune_warnings,
 )
 from sslpipe.optim import rate_warning
-from sslpipe.recipe.base import Component
 from sslpipe.run.best import can_choose, nothing_to_choose_by
 from sslpipe.run.health import Alarms
 from sslpipe.run.plan import Plan, judge
@@ -204,7 +203,7 @@ def with_backbone(
     if recipe.embedding.taps:
         tree["embedding_taps"] = list(recipe.embedding.taps)
     tree["normalize"] = recipe.embedding.normalize
-    return recipe.model_copy(update={"backbone": Component.model_validate(tree)})
+    return recipe.model_copy(update={"backbone": backbone_settings(**tree)})
 
 
 # why a plan cannot be carried out

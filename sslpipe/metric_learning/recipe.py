@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sslpipe.recipe.base import (
-    Component,
+    BACKBONE,
     Load,
     NonNegative,
     Optim,
@@ -15,10 +15,9 @@ from sslpipe.recipe.base import (
     RunConfig,
     RunData,
     RunRecipe,
-    Section,
     Tune,
 )
-from sslpipe.registry.schema import Kinds, KindSettings
+from sslpipe.registry.schema import Kinds, KindSettings, Settings, SparseSettings
 
 METRIC_LOSS = Kinds(
     "sslpipe.metric_learning.losses:METRIC_LOSSES",
@@ -39,7 +38,7 @@ class FinetuneData(RunData):
     not trained on either. Without data.validation_classes it is refused."""
 
 
-class Sampler(Section):
+class Sampler(Settings):
     """PK batches: classes_per_batch x images_per_class + random_images rows, over all processes."""
 
     classes_per_batch: Positive = 16
@@ -67,7 +66,7 @@ class Sampler(Section):
         return self.classes_per_batch * self.images_per_class + self.random_images
 
 
-class Embedding(Section):
+class Embedding(Settings):
     """What the finished model gives out."""
 
     dim: Positive | None = None
@@ -92,7 +91,7 @@ class FinetuneTune(Tune):
     networks the blocks."""
 
 
-class Queue(Section):
+class Queue(Settings):
     """Embeddings of past batches as further references (cross-batch memory)."""
 
     size: Positive
@@ -101,7 +100,7 @@ class Queue(Section):
     """The queue is filled from the first step and used from this one on."""
 
 
-class ExtraLoss(Section):
+class ExtraLoss(Settings):
     """One more loss, times a weight, beside [loss]: an ID loss beside triplets, a center loss."""
 
     loss: Annotated[KindSettings, METRIC_LOSS, Field(examples=["proxy_anchor"])]
@@ -149,7 +148,7 @@ class FinetuneRecipe(RunRecipe):
     loss: Annotated[KindSettings, METRIC_LOSS, Field(examples=["proxy_anchor"])]
     """The metric loss, or the head; `kind` is its name: "proxy_anchor", "multi_similarity",
     "arcface", "triplet" and many more."""
-    backbone: Annotated[Component | None, Field(examples=["small_resnet"])] = None
+    backbone: Annotated[SparseSettings, BACKBONE] | None = Field(None, examples=["small_resnet"])
     """Needed where no weights are named with --init, which else bring their own."""
     embedding: Embedding = Embedding()
     """What the finished model gives out."""

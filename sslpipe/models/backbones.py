@@ -1,4 +1,4 @@
-"""BACKBONES: a name and arguments -> a network giving one feature vector an image.
+"""BACKBONES: a kind and its settings -> a network giving one feature vector an image.
 
 A recipe names one by `kind`: "small_resnet", "torchvision/resnet18", "timm/vit_small_patch16_224".
 What stands before the slash is the table's entry, what stands after it the architecture.
@@ -6,20 +6,23 @@ Built with random weights; `sslpipe.load_backbone` fills in those that others tr
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 from torch import Tensor, nn
 
 from sslpipe.data.image_type import MOST_CHANNELS
 from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.models.channels import set_channels
 from sslpipe.models.libraries import open_clip_library, open_clip_network, transformers_network
-from sslpipe.models.pooling import POOLS, set_pool
+from sslpipe.models.pooling import set_pool
 from sslpipe.portable import memory_is_short
-from sslpipe.recipe.base import Component, Positive
-from sslpipe.registry import Table, build, typed
+from sslpipe.recipe.base import BACKBONE, Positive
+from sslpipe.recipe.messages import explain_errors
+from sslpipe.registry import Table
+from sslpipe.registry.schema import KindSettings, Settings, SparseSettings, refusals
 
 JOIN = "join"  # the kind of several backbones side by side; see export.join
 MOST_PARTS = 16  # of a join
@@ -169,65 +172,106 @@ class JoinedBackbone(Backbone):
         return torch.cat(rows, dim=1)
 
 
-def build_backbone(component: Component, *, crop_px: int) -> Backbone:
-    """Build the network that `backbone.kind` names, with random weights from torch's generator.
+class BackboneSettings(SparseSettings):
+    """What every backbone takes; a subclass says `kind`, its own settings, and makes the network.
+
+    `kind` goes on after a slash where the family has several architectures: "timm/resnet18".
+    """
+
+    channels: Annotated[int, Field(ge=1, le=MOST_CHANNELS)] = RGB_CHANNELS
+    """Of the images; the data decide, and it need not be given."""
+    embedding_dim: Positive | None = None
+    """Width of a linear layer behind the pooled features; none: without it."""
+    embedding_taps: list[str] = Field([])
+    """Modules of the network whose outputs have an embedding layer each, beside the pooled
+    features: HDC's branches, embedding_dim wide together."""
+    normalize: bool = False
+    """Whether features have length 1."""
+    pool: Literal["avg", "max", "gem"] = "avg"
+    """Of the last map of features; gem is the generalised mean with a learned power, at first 3.
+    For networks that average."""
+    pool_power: float | None = None
+    """Sets the power of gem, instead of learning it; 2: L2 pooling."""
+
+    example: ClassVar[str] = ""
+    """A whole `kind`, of a family with several architectures."""
+
+    @field_validator("kind")
+    @classmethod
+    def _names_an_architecture(cls, kind: str) -> str:
+        family, _, architecture = kind.partition("/")
+        if cls.example and not architecture:
+            raise ValueError(
+                f"{kind!r} names no architecture; write {family}/NAME, as in {cls.example!r}"
+            )
+        return kind
+
+    @property
+    def architecture(self) -> str:
+        """What stands after the slash of `kind`."""
+        return self.kind.partition("/")[2]
+
+    def network(self, crop_px: int) -> Backbone:
+        """Make the network for images of this side, with random weights from torch's generator.
+
+        Raises:
+            ValueError: The settings do not go together; RecipeError names the key.
+        """
+        raise NotImplementedError
+
+    def build(self, **known: Any) -> Backbone:
+        """Make the network, and what stands behind it. Args: crop_px: as `build_backbone`."""
+        crop_px: int = known["crop_px"]
+        backbone = self.network(crop_px)
+        set_pool(backbone.network, self.pool, self.kind, self.pool_power)
+        backbone.pool = self.pool
+        if self.channels != RGB_CHANNELS:
+            set_channels(backbone.network, self.channels, self.kind)
+            backbone.channels = self.channels
+        if self.embedding_taps:
+            taps = self.embedding_taps
+            backbone.embedding = embed_depths(backbone, taps, self.embedding_dim, crop_px)
+            backbone.taps = tuple(taps)
+            assert self.embedding_dim is not None
+            backbone.num_features = self.embedding_dim
+        elif self.embedding_dim is not None:
+            backbone.embedding = nn.Linear(backbone.num_features, self.embedding_dim)
+            backbone.num_features = self.embedding_dim
+        backbone.normalize = self.normalize
+        return backbone
+
+
+class _Holder(Settings):
+    backbone: Annotated[SparseSettings, BACKBONE]
+
+
+def backbone_settings(kind: str, **settings: Any) -> SparseSettings:
+    """Return the settings of a network: `backbone_settings("small_resnet", widths=[4, 8])`.
+
+    Raises:
+        RecipeError: There is no such kind, setting or value.
+    """
+    tree = {"backbone": {"kind": kind, **settings}}
+    try:
+        return _Holder.model_validate(tree).backbone
+    except ValidationError as error:
+        raise RecipeError(explain_errors(error, _Holder, "", tree)) from None
+
+
+def build_backbone(settings: KindSettings, *, crop_px: int) -> Backbone:
+    """Build the network that settings name, with random weights from torch's generator.
 
     Args:
-        component: the recipe's section. Any kind takes `channels` (3 unless the data set has
-            others, which decide), `embedding_dim`, a linear layer behind the pooled features,
-            `normalize` and `pool`, see Backbone, and `pool_power`, which sets the power of "gem"
-            instead of learning it (2: L2 pooling).
+        settings: the recipe's section, or `backbone_settings`.
         crop_px: side of the square images it will see; decides the stem of a ResNet whose recipe
             does not, and the position table of a vision transformer.
 
     Raises:
-        RecipeError: a kind, an architecture or an argument that does not exist.
+        RecipeError: an architecture or an argument that does not exist.
     """
-    arguments = component.arguments
-    embedding_dim = arguments.pop("embedding_dim", None)
-    embedding_dim = typed(Positive | None, embedding_dim, "backbone.embedding_dim")
-    taps = typed(list[str], list(arguments.pop("embedding_taps", [])), "backbone.embedding_taps")
-    normalize = typed(bool, arguments.pop("normalize", False), "backbone.normalize")
-    pool = typed(str, arguments.pop("pool", "avg"), "backbone.pool")
-    power = typed(float | None, arguments.pop("pool_power", None), "backbone.pool_power")
-    channels = typed(Positive, arguments.pop("channels", RGB_CHANNELS), "backbone.channels")
-    if channels > MOST_CHANNELS:
-        raise RecipeError(f"backbone.channels = {channels} is more than {MOST_CHANNELS}")
-    if pool not in POOLS:
-        raise RecipeError(
-            f"backbone.pool = {pool!r} is unknown{did_you_mean(pool, POOLS)}; "
-            f"known: {', '.join(POOLS)}"
-        )
-    for key, setting in (("architecture", "kind"), ("crop_px", "augment.crop_px")):
-        if key in arguments and component.kind.partition("/")[0] in NAMED:
-            raise RecipeError(f"backbone.{key} is no setting of its own: {setting} decides it")
-    family, _, architecture = component.kind.partition("/")
-    if family in NAMED and not architecture:
-        raise RecipeError(
-            f"backbone.kind = {component.kind!r} names no architecture; "
-            f"write {family}/NAME, as in {NAMED[family]!r}"
-        )
-    if family in BACKBONES and architecture and family not in NAMED:
-        raise RecipeError(f"backbone.kind = {component.kind!r}: write {family!r}")
-    inner = Component.model_validate({"kind": family, **arguments})
-    backbone = build(
-        BACKBONES, inner, section="backbone", architecture=architecture, crop_px=crop_px
-    )
-    set_pool(backbone.network, pool, component.kind, power)
-    backbone.pool = pool
-    if channels != RGB_CHANNELS:
-        set_channels(backbone.network, channels, component.kind)
-        backbone.channels = channels
-    if taps:
-        backbone.embedding = embed_depths(backbone, taps, embedding_dim, crop_px)
-        backbone.taps = tuple(taps)
-        assert embedding_dim is not None
-        backbone.num_features = embedding_dim
-    elif embedding_dim is not None:
-        backbone.embedding = nn.Linear(backbone.num_features, embedding_dim)
-        backbone.num_features = embedding_dim
-    backbone.normalize = normalize
-    return backbone
+    with refusals("backbone", settings.kind):
+        backbone: Backbone = settings.build(crop_px=crop_px)
+        return backbone
 
 
 def embed_depths(
@@ -279,9 +323,9 @@ def fitting_stem(crop_px: int) -> Stem:
     return "small" if crop_px <= 40 else "small_pool" if crop_px <= 64 else "imagenet"
 
 
-def stem_warning(component: Component, crop_px: int) -> str | None:
+def stem_warning(settings: KindSettings, crop_px: int) -> str | None:
     """Warn of a requested stem that does not fit the image size; None where it does."""
-    requested = component.arguments.get("stem", "auto")
+    requested = getattr(settings, "stem", "auto")
     fitting = fitting_stem(crop_px)
     if not isinstance(requested, str) or requested not in STEMS or requested == fitting:
         return None
@@ -322,16 +366,23 @@ class BasicBlock(nn.Module):
         return self.relu(out)  # type: ignore[no-any-return]
 
 
-def small_resnet(widths: tuple[int, ...] = (32, 64, 128), blocks: int = 1) -> Backbone:
-    """Build a ResNet for small images on a CPU: a 4x4 stride-2 stem, one stage a width.
+class SmallResNetSettings(BackboneSettings):
+    """A ResNet for small images on a CPU: a 4x4 stride-2 stem, one stage a width."""
 
-    Args:
-        widths: channels of the stages; each but the first halves the resolution. The last is the
-            number of features.
-        blocks: basic blocks in each stage.
-    """
-    if not widths or min(widths) < 1 or blocks < 1:
-        raise ValueError(f"widths = {widths} and blocks = {blocks} must be positive")
+    kind: Literal["small_resnet"] = "small_resnet"
+    widths: Annotated[list[Positive], Field(min_length=1)] = Field([32, 64, 128])
+    """Channels of the stages; each but the first halves the resolution. The last is the number of
+    features."""
+    blocks: Positive = 1
+    """Basic blocks in each stage."""
+
+    def network(self, crop_px: int) -> Backbone:
+        """Make the network."""
+        return small_resnet(self.widths, self.blocks)
+
+
+def small_resnet(widths: Sequence[int] = (32, 64, 128), blocks: int = 1) -> Backbone:
+    """Build the network of `SmallResNetSettings`."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, widths[0], 4, 2, 1, bias=False),
         nn.BatchNorm2d(widths[0]),
@@ -379,17 +430,34 @@ PREFIXES = (
 )
 
 
-def torchvision_backbone(
-    architecture: str, *, crop_px: int, stem: str = "auto", zero_init_residual: bool = False
-) -> Backbone:
-    """Build a torchvision classifier with its head cut off, initialised as torchvision does.
+StemSetting = Literal["auto", "imagenet", "small_pool", "small"]
 
-    Args:
-        architecture: its name in torchvision.
-        crop_px: side of the images.
-        stem: "auto", or one of STEMS; only ResNets have the choice.
-        zero_init_residual: ResNets only; the last BatchNorm scale of each block starts at 0.
-    """
+
+class TorchvisionSettings(BackboneSettings):
+    """A classifier of torchvision with its head cut off, initialised as torchvision does."""
+
+    kind: Annotated[str, Field(pattern="^torchvision(/.*)?$")]
+    stem: StemSetting = "auto"
+    """auto: what fits the images; only ResNets have the choice."""
+    zero_init_residual: bool = False
+    """ResNets only; the last BatchNorm scale of each block starts at 0."""
+
+    example: ClassVar[str] = "torchvision/resnet18"
+
+    def network(self, crop_px: int) -> Backbone:
+        """Make the network."""
+        return torchvision_backbone(
+            self.architecture,
+            crop_px=crop_px,
+            stem=self.stem,
+            zero_init_residual=self.zero_init_residual,
+        )
+
+
+def torchvision_backbone(
+    architecture: str, *, crop_px: int, stem: StemSetting, zero_init_residual: bool
+) -> Backbone:
+    """Build the network of `TorchvisionSettings`."""
     # the architecture and its arguments, refused before anything is built
     import torchvision  # here, as it imports torch's compiler: 2 s that other backbones do not need
 
@@ -420,20 +488,32 @@ def torchvision_backbone(
     return Backbone(network, linear.in_features, stem_name)
 
 
+class TimmSettings(BackboneSettings):
+    """A model of timm with num_classes=0; further keys go to timm.create_model."""
+
+    model_config = ConfigDict(extra="allow")
+    kind: Annotated[str, Field(pattern="^timm(/.*)?$")]
+    stem: StemSetting = "auto"
+    """auto: what fits the images; only ResNets with timm's plain 7x7 stem have the choice."""
+
+    example: ClassVar[str] = "timm/vit_small_patch16_224"
+
+    def network(self, crop_px: int) -> Backbone:
+        """Make the network."""
+        further = dict(self.model_extra or {})
+        return timm_backbone(self.architecture, crop_px=crop_px, stem=self.stem, **further)
+
+
 def timm_backbone(
-    architecture: str,
-    *,
-    crop_px: int,
-    stem: str = "auto",
-    **arguments: Any,
+    architecture: str, *, crop_px: int, stem: StemSetting = "auto", **arguments: Any
 ) -> Backbone:
-    """Build a timm model with num_classes=0.
+    """Build the network of `TimmSettings`.
 
     Args:
         architecture: its name in timm.
         crop_px: side of the images.
-        stem: "auto", or one of STEMS; only ResNets with timm's plain 7x7 stem have the choice.
-        arguments: go to timm.create_model (drop_path_rate, ...).
+        stem: see there.
+        arguments: of timm.create_model (drop_path_rate, ...).
     """
     import timm  # takes seconds, and most runs have no use for it
 
@@ -469,6 +549,8 @@ _NOT_OF_TIMM = {
     "num_classes": "has no classifier",
     "features_only": "gives one feature vector an image",
     "in_chans": "sees as many channels as backbone.channels says",
+    "crop_px": "is made for augment.crop_px",
+    "architecture": "is named by backbone.kind",
 }
 
 
@@ -487,14 +569,10 @@ def _check_patches(architecture: str, patch_px: int, crop_px: int) -> None:
         )
 
 
-def _set_stem(network: nn.Module, resnet: type[nn.Module], stem: str, crop_px: int) -> Stem | None:
+def _set_stem(
+    network: nn.Module, resnet: type[nn.Module], stem: StemSetting, crop_px: int
+) -> Stem | None:
     """Give a ResNet the requested stem, in place; return what it now has, None without a choice."""
-    valid = ("auto", *get_args(Stem))
-    if stem not in valid:
-        raise RecipeError(
-            f"backbone.stem = {stem!r} is unknown{did_you_mean(stem, valid)}; "
-            f"known: {', '.join(valid)}"
-        )
     conv = network.conv1 if isinstance(network, resnet) else None
     if not isinstance(conv, nn.Conv2d) or conv.kernel_size != (7, 7):
         if stem != "auto":
@@ -503,7 +581,7 @@ def _set_stem(network: nn.Module, resnet: type[nn.Module], stem: str, crop_px: i
                 "leave the key out"
             )
         return None
-    chosen: Stem = fitting_stem(crop_px) if stem == "auto" else stem  # type: ignore[assignment]
+    chosen: Stem = fitting_stem(crop_px) if stem == "auto" else stem
     if chosen != "imagenet":
         network.conv1 = nn.Conv2d(3, conv.out_channels, 3, 1, 1, bias=False)
         nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
@@ -512,48 +590,63 @@ def _set_stem(network: nn.Module, resnet: type[nn.Module], stem: str, crop_px: i
     return chosen
 
 
-def transformers_backbone(config: dict[str, Any], *, crop_px: int) -> Backbone:
-    """Build an image model of transformers.
+class TransformersSettings(BackboneSettings):
+    """An image model of transformers."""
 
-    Args:
-        config: Its config.json.
-        crop_px: side of the images.
-    """
-    network, width = transformers_network(config, crop_px)
-    return Backbone(network, width)
+    kind: Literal["transformers"] = "transformers"
+    config: dict[str, Any]
+    """Its config.json."""
+
+    def network(self, crop_px: int) -> Backbone:
+        """Make the network."""
+        network, width = transformers_network(self.config, crop_px)
+        return Backbone(network, width)
 
 
-def open_clip_backbone(
-    architecture: str,
-    *,
-    crop_px: int,
-    embed_dim: int | None = None,
-    vision: dict[str, Any] | None = None,
-    quick_gelu: bool = False,
-) -> Backbone:
-    """Build the image tower of a model of open_clip.
+class OpenClipSettings(BackboneSettings):
+    """The image tower of a model of open_clip: any where embed_dim and vision are given."""
 
-    Args:
-        architecture: its name in open_clip; any where the others are given.
-        crop_px: side of the images.
-        embed_dim: features; None: the architecture's.
-        vision: `vision_cfg` of its configuration; None: the architecture's.
-        quick_gelu: OpenAI's form of GELU.
-    """
-    if vision is None or embed_dim is None:
-        library = open_clip_library()
-        config = library.get_model_config(architecture)
-        if config is None:
-            names = library.list_models()
-            raise RecipeError(
-                f"backbone.kind: open_clip has no {architecture!r}"
-                f"{did_you_mean(architecture, names)}"
-            )
-        embed_dim = config["embed_dim"]
-        vision = config["vision_cfg"]
-        quick_gelu = quick_gelu or bool(config.get("quick_gelu"))
-    network = open_clip_network(int(embed_dim or 0), vision or {}, quick_gelu, crop_px)
-    return Backbone(network, int(embed_dim or 0))
+    kind: Annotated[str, Field(pattern="^open_clip(/.*)?$")]
+    embed_dim: int | None = None
+    """Features; none: the architecture's."""
+    vision: dict[str, Any] | None = None
+    """`vision_cfg` of its configuration; none: the architecture's."""
+    quick_gelu: bool = False
+    """OpenAI's form of GELU."""
+
+    example: ClassVar[str] = "open_clip/ViT-B-32"
+
+    def network(self, crop_px: int) -> Backbone:
+        """Make the network."""
+        embed_dim = self.embed_dim
+        vision = self.vision
+        quick_gelu = self.quick_gelu
+        if vision is None or embed_dim is None:
+            library = open_clip_library()
+            config = library.get_model_config(self.architecture)
+            if config is None:
+                names = library.list_models()
+                raise RecipeError(
+                    f"backbone.kind: open_clip has no {self.architecture!r}"
+                    f"{did_you_mean(self.architecture, names)}"
+                )
+            embed_dim = config["embed_dim"]
+            vision = config["vision_cfg"]
+            quick_gelu = quick_gelu or bool(config.get("quick_gelu"))
+        network = open_clip_network(int(embed_dim or 0), vision or {}, quick_gelu, crop_px)
+        return Backbone(network, int(embed_dim or 0))
+
+
+class JoinSettings(BackboneSettings):
+    """Several networks side by side; see export.join."""
+
+    kind: Literal["join"] = "join"
+    parts: list[dict[str, Any]] | None = None
+    """Of each its kind, crop_px and settings."""
+
+    def network(self, crop_px: int) -> Backbone:
+        """Make the networks."""
+        return joined_backbone(self.parts)
 
 
 def joined_backbone(parts: list[dict[str, Any]] | None = None) -> Backbone:
@@ -575,28 +668,23 @@ def joined_backbone(parts: list[dict[str, Any]] | None = None) -> Backbone:
     networks = []
     sides = []
     for tree in parts:
-        side = typed(Positive, tree.get("crop_px"), "backbone.parts.crop_px")
-        component = Component.model_validate({k: v for k, v in tree.items() if k != "crop_px"})
-        if component.kind == JOIN:
+        side = tree.get("crop_px")
+        if type(side) is not int or side < 1:
+            raise RecipeError(f"backbone.parts.crop_px = {shown(side)} is no number of pixels")
+        settings = backbone_settings(**{k: v for k, v in tree.items() if k != "crop_px"})
+        if settings.kind == JOIN:
             raise ValueError("a part of a join is a join")
-        networks.append(build_backbone(component, crop_px=side))
+        networks.append(build_backbone(settings, crop_px=side))
         sides.append(side)
     return JoinedBackbone(networks, sides)
 
 
-# families whose kind continues with a slash and an architecture
-NAMED = {
-    "torchvision": "torchvision/resnet18",
-    "timm": "timm/vit_small_patch16_224",
-    "open_clip": "open_clip/ViT-B-32",
-}
-
-_BUILT_IN: dict[str, Callable[..., Backbone]] = {
-    JOIN: joined_backbone,
-    "small_resnet": small_resnet,
-    "open_clip": open_clip_backbone,
-    "timm": timm_backbone,
-    "torchvision": torchvision_backbone,
-    "transformers": transformers_backbone,
+_BUILT_IN: dict[str, type[BackboneSettings]] = {
+    JOIN: JoinSettings,
+    "small_resnet": SmallResNetSettings,
+    "open_clip": OpenClipSettings,
+    "timm": TimmSettings,
+    "torchvision": TorchvisionSettings,
+    "transformers": TransformersSettings,
 }
 BACKBONES = Table("backbone", _BUILT_IN, "sslpipe.backbones")

@@ -6,8 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
@@ -17,7 +15,7 @@ from pydantic import (
 from sslpipe import registry
 from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.registry.plugins import plugin_hint
-from sslpipe.registry.schema import KindSettings, Settings, not_plain
+from sslpipe.registry.schema import Kinds, KindSettings, Settings, SparseSettings
 
 EVALUATIONS = 10  # of a run that does not say run.monitor_steps
 LARGEST = 2**31 - 1  # of a number of rows, pixels or steps
@@ -43,30 +41,11 @@ def _no_twins(names: tuple[str, ...]) -> tuple[str, ...]:
 Channels = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_no_twins)]
 
 
-Section = Settings
+AUGMENT = Kinds("sslpipe.augment.two_views:AUGMENTS")
+BACKBONE = Kinds("sslpipe.models.backbones:BACKBONES")
 
 
-class Component(BaseModel):
-    """An entry of a table by name (`kind`) and the keyword arguments of its constructor."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
-    kind: Annotated[str, Field(max_length=200)]
-    """The name of the entry; further keys are arguments of its constructor."""
-
-    @model_validator(mode="after")
-    def _plain_arguments(self) -> Self:
-        for key, value in self.arguments.items():
-            if (wrong := not_plain(value)) is not None:
-                raise ValueError(f"{key} = {shown(value)}: {wrong}")
-        return self
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of the constructor."""
-        return dict(self.model_extra or {})
-
-
-class RunData(Section):
+class RunData(Settings):
     """Which images; each kind of run adds its own settings."""
 
     split: str = "train"
@@ -78,7 +57,7 @@ class RunData(Section):
     takes them; none: all. Part of the digest where it is set."""
 
 
-class Optim(Section):
+class Optim(Settings):
     """The optimizer, its learning rate over the run, and the precision of the arithmetic."""
 
     kind: Literal["sgd", "adamw", "lars"] = "lars"
@@ -120,7 +99,7 @@ class Optim(Section):
         return self
 
 
-class Tune(Section):
+class Tune(Settings):
     """What of a backbone that starts from weights is trained, and how fast."""
 
     projector_first_steps: NonNegative = 0
@@ -149,7 +128,7 @@ class Tune(Section):
     for networks built for one size, such as ViTs."""
 
 
-class RunConfig(Section):
+class RunConfig(Settings):
     """What may not change a trained weight beyond float rounding: not part of the digest."""
 
     log_steps: Positive = 10
@@ -224,7 +203,7 @@ class Load(NamedTuple):
     remedy: str  # the settings that take less
 
 
-class RunRecipe(Section):
+class RunRecipe(Settings):
     """What every kind of run says; each kind adds its own sections."""
 
     said_elsewhere: ClassVar[frozenset[str]] = frozenset()
@@ -246,9 +225,9 @@ class RunRecipe(Section):
     """Statistics over the rows of all processes, or of each process alone."""
     data: RunData = RunData()
     """Which images."""
-    augment: Annotated[Component, Field(examples=["fused"])]
+    augment: Annotated[SparseSettings, AUGMENT, Field(examples=["fused"])]
     """The views; `kind` is "fused", the usual one, or "kornia", the slow reference."""
-    backbone: Component | None = None
+    backbone: SparseSettings | None = None
     """The encoder; none: that of the weights that --init names."""
     loss: KindSettings
     """The objective."""

@@ -11,7 +11,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from sslpipe.errors import did_you_mean, did_you_mean_key, lost_quotes, shown
-from sslpipe.recipe.base import Component
 from sslpipe.registry import alternatives
 from sslpipe.registry.schema import kinds_of
 
@@ -30,13 +29,13 @@ def explain_errors(
     Args:
         error: Of `model`.
         model: Of the whole file.
-        origin: The file.
+        origin: The file; "" of none.
         tree: What was validated: the `kind` of a section says which keys are known in it.
     """
     items = sorted(error.errors(), key=lambda item: [str(part) for part in item["loc"]])
     lines = list(dict.fromkeys(_explain(item, items, model, tree or {}) for item in items))
     more = f"; and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
-    return f"{origin}: " + "; ".join(lines[:MOST_LINES]) + more
+    return (f"{origin}: " if origin else "") + "; ".join(lines[:MOST_LINES]) + more
 
 
 def _explain(
@@ -76,8 +75,15 @@ def _explain(
                 kind = value if isinstance(value, str) else (field.examples or ["..."])[0]
                 usage = f"; write {key}.kind={json.dumps(kind)}"
             return f"{key} = {shown(value)} is no section{usage}"
+        case "literal_error" if loc[-1] == "kind":  # of one architecture, and a slash follows
+            return f"{key} = {shown(item['input'])}: write {item['ctx']['expected']}"
+        case "literal_error":
+            choices = re.findall(r"'([^']*)'", item["ctx"]["expected"])
+            near = did_you_mean(str(item["input"]), choices)
+            return f"{key} = {shown(item['input'])}: {item['msg'].lower()}{near}"
         case "value_error":
-            return f"{key + ': ' if key else ''}{item['ctx']['error']}"
+            text = str(item["ctx"]["error"])
+            return text if not key or text.startswith(f"{key}.") else f"{key}: {text}"
     wrong = item["msg"].lower().replace("a valid tuple", "a list")  # as TOML calls it
     wrong = wrong.replace("an instance of sequence", "a list")
     return f"{key} = {shown(item['input'])}: {wrong}{lost_quotes(item['input'])}"
@@ -114,7 +120,7 @@ def _field_at(
 
 
 def _has_kind(field: FieldInfo) -> bool:
-    return _section_of(field) is Component or kinds_of(field) is not None
+    return kinds_of(field) is not None
 
 
 def _what_to_give(field: FieldInfo | None, key: str) -> str:

@@ -7,17 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sslpipe.errors import shown
-from sslpipe.recipe.base import (
-    Component,
-    Load,
-    NonNegative,
-    Positive,
-    RunData,
-    RunRecipe,
-    Section,
-    divisors,
-)
-from sslpipe.registry.schema import Kinds, KindSettings
+from sslpipe.recipe.base import BACKBONE, Load, NonNegative, Positive, RunData, RunRecipe, divisors
+from sslpipe.registry.schema import Kinds, KindSettings, Settings, SparseSettings
 
 _UNIT_US = {"us": 1, "ms": 1_000, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6}
 _UNIT_US["d"] = 24 * _UNIT_US["h"]
@@ -71,7 +62,7 @@ class Data(RunData):
         return self.batch_size // (self.micro_batch or self.batch_size)
 
 
-class Projector(Section):
+class Projector(Settings):
     """The network between the backbone's features and the loss."""
 
     hidden_dim: Positive = 2048
@@ -85,7 +76,7 @@ class Projector(Section):
     """BatchNorm after every linear layer, the last without scale and shift."""
 
 
-class Momentum(Section):
+class Momentum(Settings):
     """A second encoder that follows the first and makes the keys of the second views (MoCo)."""
 
     start: Annotated[float, Field(ge=0, le=1)] = 0.999
@@ -94,7 +85,7 @@ class Momentum(Section):
     """cosine: rises to 1 over the run."""
 
 
-class Teacher(Section):
+class Teacher(Settings):
     """A frozen teacher, whose features the objective learns (loss.kind = "distill")."""
 
     features: Annotated[str, Field(min_length=1)]
@@ -104,7 +95,7 @@ class Teacher(Section):
     """Filled in by the program: of the file. A resume with another file is refused."""
 
 
-class Pairs(Section):
+class Pairs(Settings):
     """What the columns of the data set say: who is a positive, who never a negative.
 
     A missing value knows nothing: it makes neither partners nor masks.
@@ -202,7 +193,7 @@ class Recipe(RunRecipe):
     loss: Annotated[KindSettings, Kinds("sslpipe.losses:LOSSES"), Field(examples=["nt_xent"])]
     """The objective; `kind` is "nt_xent" (SimCLR), "moco", "dcl", "dclw", "sup_con" (with labels),
     "hard_negatives", "diet" (no negatives), or "distill" (with [teacher])."""
-    backbone: Annotated[Component | None, Field(examples=["small_resnet"])] = None
+    backbone: Annotated[SparseSettings, BACKBONE] | None = Field(None, examples=["small_resnet"])
     """The encoder; `kind` is small_resnet, torchvision/NAME or timm/NAME. Needed where no weights
     are named with --init, which else bring their own."""
     projector: Projector = Projector()

@@ -1,4 +1,4 @@
-"""Tables of names and constructors, parts of the user's own in them, and `build`.
+"""Tables of names and parts, those of installed packages in them.
 
 A package adds a part by an entry point, here an objective that recipes call "mine":
 
@@ -9,31 +9,26 @@ It is imported when a recipe or an option names it, never before. `--plugin MODU
 imports a module that is not installed, or a .py file; it adds to the tables itself:
 `sslpipe.losses.LOSSES["mine"] = MyLoss`. A recipe alone imports nothing that is not installed.
 
+`schema` has the settings that a recipe gives a part, `part` the modules whose fields are settings;
 `plugins` imports modules of `--plugin`, and knows the versions of what decides trained weights.
 """
 
-import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
-
-from sslpipe.errors import RecipeError, UserError, did_you_mean, lost_quotes, shown
-from sslpipe.portable import memory_is_short
-from sslpipe.registry.plugins import describe_error, plugin_hint, remember_version
+from sslpipe.errors import UserError, did_you_mean
+from sslpipe.registry.plugins import plugin_hint, remember_version
 
 T = TypeVar("T")
 
 # groups whose parts do not decide trained weights; no run remembers the versions of these
 NOT_TRAINED = ("sslpipe.sources", "sslpipe.evaluations", "sslpipe.trackers")
 
-_EMPTY = inspect.Parameter.empty
 # what a constructor raises for arguments that it cannot work with
 REFUSALS = (
     *(TypeError, ValueError, ArithmeticError, AssertionError),
@@ -86,94 +81,10 @@ class Table(dict[str, T]):
         return list(dict.fromkeys([*self, *installed(self.group)]))
 
 
-def build(
-    table: Mapping[str, Callable[..., T]],
-    component: Any,
-    *,
-    section: str,
-    fixed: Mapping[str, Any] | None = None,
-    **defaults: Any,
-) -> T:
-    """Call the constructor that `component.kind` names with the recipe's arguments.
-
-    Args:
-        table: Names and constructors.
-        component: The recipe's section, a `Component`.
-        section: Its name ("loss"), for messages.
-        fixed: Arguments that other settings decide (the length of an embedding). Where the
-            constructor takes one, the recipe may give no other value.
-        defaults: Arguments that come from the program (mean and std of the data, say). The recipe's
-            own value wins; one that the constructor does not take is dropped.
-
-    Raises:
-        RecipeError: Naming the key, its value and the nearest valid one.
-    """
-    if component.kind not in table:
-        known = table.names() if isinstance(table, Table) else list(table)
-        raise RecipeError(
-            f"{section}.kind = {component.kind!r} is unknown{did_you_mean(component.kind, known)}"
-            f"{plugin_hint()}; known: {', '.join(sorted(known))}"
-        )
-    constructor = table[component.kind]
-    parameters = inspect.signature(constructor).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    arguments: dict[str, Any] = component.arguments
-    for key, value in arguments.items():
-        if key in parameters and parameters[key].kind is not inspect.Parameter.VAR_KEYWORD:
-            arguments[key] = typed(parameters[key].annotation, value, f"{section}.{key}")
-        elif not takes_any:
-            raise RecipeError(
-                f"{section}.{key} is not an argument of {section}.kind = {component.kind!r}"
-                f"{did_you_mean(key, parameters)}; it takes: {', '.join(parameters) or 'none'}"
-            )
-    for key, value in (fixed or {}).items():
-        if arguments.get(key, value) != value:
-            raise RecipeError(
-                f"{section}.{key} = {shown(arguments[key])}, and the other settings make it "
-                f"{value}; leave the key out"
-            )
-    defaults = {**defaults, **(fixed or {})}
-    defaults = {key: v for key, v in defaults.items() if key in parameters or takes_any}
-    try:
-        return constructor(**{**defaults, **arguments})
-    except RecipeError:
-        raise
-    except REFUSALS as error:
-        if memory_is_short(error):  # no fault of these settings
-            raise
-        is_plain = isinstance(error, TypeError | ValueError)
-        what = str(error) if is_plain else describe_error(error)
-        raise RecipeError(f"[{section}] kind = {component.kind!r}: {what}") from error
-
-
 def alternatives(annotation: Any) -> tuple[Any, ...]:
     """Take a type A | B apart into (A, B), however it was written."""
     is_union = get_origin(annotation) in (Union, UnionType)
     return get_args(annotation) if is_union else (annotation,)
-
-
-def typed(annotation: Any, value: Any, key: str) -> Any:
-    """Return a recipe's value as a constructor's annotation has it; no annotation takes any.
-
-    Raises:
-        RecipeError: It is no such value; names the key ("loss.temperature").
-    """
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(Any if annotation is _EMPTY else annotation)
-    except (PydanticUserError, NameError):  # a type of a plug-in's own that no recipe can hold
-        return value
-    try:
-        takes_bool = annotation is _EMPTY or any(
-            kind in str(annotation) for kind in ("bool", "Any")
-        )
-        values = value if isinstance(value, list) else [value]
-        if not takes_bool and any(isinstance(each, bool) for each in values):
-            raise RecipeError(f"{key} = {shown(value)}: true and false are no numbers")
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        wrong = first["msg"].lower().replace("an instance of sequence", "a list")
-        raise RecipeError(f"{key} = {shown(value)}: {wrong}{lost_quotes(value)}") from None
 
 
 def installed(group: str | None) -> dict[str, EntryPoint]:

@@ -10,9 +10,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
@@ -39,6 +48,14 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="after")
+    def _plain_extras(self) -> Self:
+        """Refuse the same of keys that a class which allows any has no field for."""
+        for key, value in (self.model_extra or {}).items():
+            if (wrong := not_plain(value)) is not None:
+                raise ValueError(f"{key} = {shown(value)}: {wrong}")
+        return self
 
     @field_validator("*", mode="before")
     @classmethod
@@ -78,14 +95,32 @@ class KindSettings(Settings):
         raise NotImplementedError
 
 
-class UnknownKind(KindSettings):
+class SparseSettings(KindSettings):
+    """Settings of which weights, or the data, decide what is not said: only that is written."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What is said, without `kind`."""
+        return {name: value for name, value in self if name in self.model_fields_set - {"kind"}}
+
+    @model_serializer(mode="wrap")
+    def _what_is_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tree: dict[str, Any] = write(self)
+        return {key: tree[key] for key in tree if key == "kind" or key in self.model_fields_set}
+
+
+class UnknownKind(SparseSettings):
     """A kind of a recorded run that this process does not know: it is read, and cannot be built."""
 
     model_config = ConfigDict(extra="allow")
 
     def build(self, **known: Any) -> Any:
-        """Refuse. Raises: RecipeError: What the kind may be of."""
-        raise RecipeError(f"kind = {self.kind!r} is unknown{plugin_hint()}")
+        """Refuse. Raises: UnknownPart: What the kind may be of."""
+        raise UnknownPart(f"kind = {self.kind!r} is unknown{plugin_hint()}")
+
+
+class UnknownPart(RecipeError):
+    """A part of a recorded run is of a kind that this process does not know."""
 
 
 @dataclass(frozen=True, init=False)
@@ -94,12 +129,16 @@ class Kinds:
 
     Args:
         tables: "module:NAME" of each, imported when the section is read: parts need torch.
+        recorded: The section is of a file that a run has written: a kind that this process does not
+            know is read, as an `UnknownKind`.
     """
 
     names_of_tables: tuple[str, ...]
+    recorded: bool
 
-    def __init__(self, *tables: str) -> None:
+    def __init__(self, *tables: str, recorded: bool = False) -> None:
         object.__setattr__(self, "names_of_tables", tables)
+        object.__setattr__(self, "recorded", recorded)
 
     @property
     def tables(self) -> list[Table[Any]]:
@@ -131,7 +170,8 @@ class Kinds:
             raise PydanticCustomError("no_section", "is no section")
         kind = value.get("kind")
         found = self.find(kind)
-        if found is None and isinstance(kind, str) and info.context == "recorded":
+        recorded = self.recorded or info.context == "recorded"
+        if found is None and isinstance(kind, str) and recorded:
             found = UnknownKind
         if found is None:
             error = _missing_kind() if kind is None else self._unknown_kind(kind)
@@ -157,7 +197,11 @@ class Kinds:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         """Return one schema a kind."""
-        return {"oneOf": [handler(each.__pydantic_core_schema__) for each in self.classes()]}
+        schemas = [
+            each.__get_pydantic_json_schema__(each.__pydantic_core_schema__, handler)
+            for each in self.classes()
+        ]
+        return {"oneOf": schemas}
 
 
 def settings_class(table: Table[Any], kind: str) -> type[KindSettings]:
@@ -197,6 +241,8 @@ def refusals(section: str, kind: str) -> Iterator[None]:
     """Let what a part refuses name section and kind. Raises: RecipeError."""
     try:
         yield
+    except UnknownPart as error:
+        raise RecipeError(f"{section}.{error}") from None
     except RecipeError:
         raise
     except REFUSALS as error:

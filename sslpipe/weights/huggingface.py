@@ -15,9 +15,10 @@ from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import RecipeError, WeightsError, one_line, shown
+from sslpipe.models.backbones import backbone_settings
 from sslpipe.models.libraries import image_config, model_class, open_clip_library
-from sslpipe.recipe.base import Component
 from sslpipe.registry import REFUSALS
+from sslpipe.registry.schema import SparseSettings
 from sslpipe.weights.source import MOST_JSON_BYTES, check_file
 from sslpipe.weights.views import make_view, unknown_view
 
@@ -39,10 +40,10 @@ class Renamed:
     dropped: list[str]  # keys of the file that the image model has not: a text tower, a head
 
 
-def transformers_component(config: Config, what: str) -> Component:
+def transformers_component(config: Config, what: str) -> SparseSettings:
     """Name the backbone of a config.json of transformers. Raises: WeightsError."""
     try:
-        return Component.model_validate({"kind": "transformers", "config": image_config(config)})
+        return backbone_settings("transformers", config=image_config(config))
     except RecipeError as error:
         raise WeightsError(f"{what}: {error}") from error
     except Exception as error:  # its configurations check themselves in every way
@@ -51,7 +52,7 @@ def transformers_component(config: Config, what: str) -> Component:
         ) from error
 
 
-def transformers_tensors(component: Component, tensors: Tensors, what: str) -> Renamed:
+def transformers_tensors(component: SparseSettings, tensors: Tensors, what: str) -> Renamed:
     """Give tensors the keys of this version's model, as transformers' own loader does.
 
     Raises:
@@ -129,7 +130,7 @@ def read_processor(folder: Path, what: str) -> Config:
     return settings
 
 
-def open_clip_component(config: Config, what: str) -> Component:
+def open_clip_component(config: Config, what: str) -> SparseSettings:
     """Name the backbone of an open_clip_config.json. Raises: WeightsError."""
     model = config.get("model_cfg")
     vision = model.get("vision_cfg") if isinstance(model, dict) else None
@@ -138,11 +139,11 @@ def open_clip_component(config: Config, what: str) -> Component:
     tree = {"embed_dim": model.get("embed_dim"), "vision": vision}
     if model.get("quick_gelu"):
         tree["quick_gelu"] = True
-    return Component.model_validate({"kind": "open_clip/custom", **tree})
+    return backbone_settings("open_clip/custom", **tree)
 
 
 def open_clip_view(
-    what: str, crop_px: int | None, component: Component, config: Config
+    what: str, crop_px: int | None, component: SparseSettings, config: Config
 ) -> tuple[EvalView, list[str]]:
     """Make the view of an open_clip model; `config`: its open_clip_config.json, or {}."""
     stated = config.get("preprocess_cfg") or {}

@@ -10,11 +10,11 @@ from torch.utils._pytree import tree_leaves
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import UserError, WeightsError, did_you_mean, one_line, shown
 from sslpipe.files import Tree, read_json
-from sslpipe.models.backbones import RGB_CHANNELS, Backbone, build_backbone
+from sslpipe.models.backbones import RGB_CHANNELS, Backbone, backbone_settings, build_backbone
 from sslpipe.models.channels import first_convolution
 from sslpipe.models.limits import TooLarge, sketch, within_memory
 from sslpipe.models.transfer import Tensors
-from sslpipe.recipe.base import Component
+from sslpipe.registry.schema import SparseSettings
 from sslpipe.weights.files import read_tree
 from sslpipe.weights.fit import Report, check_tensors, fit_tensors
 from sslpipe.weights.huggingface import (
@@ -46,8 +46,8 @@ MOST_ASKED = 2  # numbers that a network may have for each of the file; tables a
 
 
 def read_weights(
-    source: Source, component: Component | None, crop_px: int | None
-) -> tuple[Backbone, Component, EvalView, Report]:
+    source: Source, component: SparseSettings | None, crop_px: int | None
+) -> tuple[Backbone, SparseSettings, EvalView, Report]:
     """Read a file or folder of another program, of the scheme "path".
 
     Args:
@@ -79,7 +79,7 @@ def read_weights(
             _check_tag(source, kind.removeprefix("timm/"), tag, config)
     notes = []
     if kind is not None:
-        theirs = Component(kind=kind)
+        theirs = backbone_settings(kind=kind)
     elif own is not None or component is not None:
         theirs = own or component  # type: ignore[assignment]
     else:
@@ -142,7 +142,7 @@ def _layout(config: dict[str, Any], encoder: Encoder | None) -> str:
 
 def _named_by_the_file(
     source: Source, tree: dict[str, Any], checkpoint: Checkpoint
-) -> tuple[Component, str]:
+) -> tuple[SparseSettings, str]:
     """Return the network that a file names, or whose whole classifier it is; and a note.
 
     Programs write `arch`, a name of torchvision or timm, beside their tables or into `args`.
@@ -155,14 +155,16 @@ def _named_by_the_file(
 
     kind = classifier_of_torchvision(checkpoint)
     if kind is not None:
-        return Component(kind=kind), f"its tensors are those of torchvision's classifier {kind}"
+        return backbone_settings(
+            kind=kind
+        ), f"its tensors are those of torchvision's classifier {kind}"
     arch = _arch(tree)
     known = {
         "torchvision": torchvision.models.list_models(module=torchvision.models),
         "timm": [arch] if arch is not None and timm.is_model(arch) else [],
     }
     for family, names in known.items():
-        component = Component(kind=f"{family}/{arch}")
+        component = backbone_settings(kind=f"{family}/{arch}")
         if arch not in names:
             continue
         try:
@@ -199,7 +201,7 @@ def _read_object(path: Path, name: str) -> dict[str, Any]:
     return read_json(path / name, Tree, remedy="copy the folder again")
 
 
-def _stated(source: Source, config: dict[str, Any]) -> Component | None:
+def _stated(source: Source, config: dict[str, Any]) -> SparseSettings | None:
     """Take the network from a folder's configuration; None where none is there.
 
     Raises:
@@ -224,7 +226,7 @@ def _stated(source: Source, config: dict[str, Any]) -> Component | None:
             if any(isinstance(each, int) and abs(each) > MOST for each in tree_leaves(value)):
                 raise ValueError(f"{key} = {shown(value)} is more than {MOST:,}")
         tree = {key: value for key, value in stated.items() if key not in _NOT_BUILT}
-        return Component.model_validate({**tree, "kind": f"timm/{name}"})
+        return backbone_settings(f"timm/{name}", **tree)
     except (TypeError, ValueError) as error:  # pydantic's are of the latter
         text = one_line(str(error))
         raise WeightsError(f"{source.path}/config.json: model_args: {text}") from error
@@ -249,7 +251,7 @@ def _check_tag(source: Source, architecture: str, tag: str, config: dict[str, An
         )
 
 
-def _computing_as(wanted: Component, own: Component | None) -> Component:
+def _computing_as(wanted: SparseSettings, own: SparseSettings | None) -> SparseSettings:
     """Add what the source's config says and no tensor shows: epsilons of norms and the like.
 
     What `wanted` says itself stays; networks of one module of timm take the same arguments.
@@ -263,10 +265,10 @@ def _computing_as(wanted: Component, own: Component | None) -> Component:
     if len(known) < 2 or len({timm.models.model_entrypoint(n).__module__ for n in known}) > 1:
         return wanted
     theirs = {key: own.arguments[key] for key in _NOT_IN_TENSORS if key in own.arguments}
-    return Component.model_validate({"kind": wanted.kind, **theirs, **wanted.arguments})
+    return backbone_settings(wanted.kind, **{**theirs, **wanted.arguments})
 
 
-def own_size(component: Component) -> int:
+def own_size(component: SparseSettings) -> int:
     """Return the side of the images that a network is made for, 224 px if nothing is said."""
     family, _, name = component.kind.partition("/")
     arguments = component.arguments
@@ -286,7 +288,7 @@ def own_size(component: Component) -> int:
 def _view(
     source: Source,
     crop_px: int | None,
-    component: Component,
+    component: SparseSettings,
     tag: str,
     is_plain: bool,
     config: dict[str, Any],
@@ -322,7 +324,7 @@ def _view(
     return unknown_view(what, crop_px, size=own_size(component))
 
 
-def _sketch(component: Component, crop_px: int, checkpoint: Checkpoint) -> Backbone:
+def _sketch(component: SparseSettings, crop_px: int, checkpoint: Checkpoint) -> Backbone:
     """Build a network whose keys and shapes count, without memory for its weights if that works.
 
     Raises:
@@ -346,8 +348,8 @@ def _sketch(component: Component, crop_px: int, checkpoint: Checkpoint) -> Backb
 
 
 def _build(
-    component: Component, crop_px: int, tensors: Tensors, *, stem: str | None, fixed: bool
-) -> tuple[Backbone, Component]:
+    component: SparseSettings, crop_px: int, tensors: Tensors, *, stem: str | None, fixed: bool
+) -> tuple[Backbone, SparseSettings]:
     """Build the network; the weights decide its channels and a ResNet's stem, unless a recipe does.
 
     Args:
@@ -365,7 +367,7 @@ def _build(
     sees = tensors.get(f"{found[0]}.weight") if found and of_image else None
     if sees is not None and sees.ndim == 4 and sees.shape[1] not in (1, RGB_CHANNELS):
         arguments = {**component.arguments, "channels": sees.shape[1]}
-        component = Component(kind=component.kind, **arguments)
+        component = backbone_settings(component.kind, **arguments)
         backbone = build_backbone(component, crop_px=crop_px)
     first = tensors.get("conv1.weight")
     if fixed or backbone.stem is None or first is None or first.ndim != 4:
@@ -377,6 +379,6 @@ def _build(
             "name it by a recipe's backbone.stem: 'small' (no max-pool) or 'small_pool'"
         )
     if fitting != backbone.stem:
-        component = Component(kind=component.kind, **{**component.arguments, "stem": fitting})
+        component = backbone_settings(component.kind, **{**component.arguments, "stem": fitting})
         backbone = build_backbone(component, crop_px=crop_px)
     return backbone, component

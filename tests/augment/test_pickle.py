@@ -48,7 +48,7 @@ def test_pickles_and_copies_make_the_same_views(every_kind):
             assert again.views.specs == views.views.specs, name
             assert torch.equal(views_of(again), views_of(views)), name
     pickle.loads(pickle.dumps(every_kind["compiled"]))  # after it has compiled, too
-    reference = AUGMENTS["kornia"]("simclr", crop_px=16)
+    reference = AUGMENTS["kornia"].views("simclr", crop_px=16)
     assert pickle.loads(pickle.dumps(reference)).specs == reference.specs
 
 

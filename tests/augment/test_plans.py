@@ -17,7 +17,7 @@ def prepared(augment, batch):
 
 @pytest.mark.parametrize("kind", AUGMENTS)
 def test_a_prepared_batch_gives_the_views_of_its_parameters(kind):
-    augment, batch = AUGMENTS[kind]("byol", 32), batch_of(SIZES[:8], epoch=2)
+    augment, batch = AUGMENTS[kind].views("byol", 32), batch_of(SIZES[:8], epoch=2)
     ahead = prepared(augment, batch)
     assert torch.equal(augment(ahead), augment(batch, params_for(batch, augment, seed=4)))
     assert torch.equal(augment(ahead, dtype=torch.float64), augment(ahead).double())
@@ -26,7 +26,7 @@ def test_a_prepared_batch_gives_the_views_of_its_parameters(kind):
 @pytest.mark.parametrize("views", [1, 2])
 @pytest.mark.parametrize("kind", AUGMENTS)
 def test_rows_of_a_prepared_batch_give_rows_of_its_views(kind, views):
-    augment = AUGMENTS[kind]("mocov2", 32)
+    augment = AUGMENTS[kind].views("mocov2", 32)
     augment.specs = augment.specs[:views]
     batch, rows = prepared(augment, batch_of(SIZES[:6])), torch.tensor([4, 0, 3])
     expected = augment(batch).unflatten(0, (views, 6))[:, rows].flatten(0, 1)
@@ -100,7 +100,7 @@ def expected_views(augment, first, second):
 @pytest.mark.parametrize("kind", AUGMENTS)
 @pytest.mark.parametrize("preset", ["simclr", "byol"])
 def test_a_second_view_is_the_one_that_the_partners_image_makes_alone(kind, preset):
-    augment, (both, first, second) = AUGMENTS[kind](preset, 32, MEAN, STD), paired_batch()
+    augment, (both, first, second) = AUGMENTS[kind].views(preset, 32, MEAN, STD), paired_batch()
     batch, expected = prepared(augment, both), expected_views(augment, first, second)
     torch.testing.assert_close(augment(batch), expected, atol=2e-5, rtol=0)
     for rows in (torch.tensor([2, 0]), torch.tensor([1, 3]), torch.tensor([3])):

@@ -11,14 +11,14 @@ from sslpipe.augment.ops import OPS, draws, register_op
 from sslpipe.augment.presets import PRESETS, setting_docs, view_specs
 from sslpipe.augment.preview import preview_grid
 from sslpipe.augment.spec import ViewSpec, setting
-from sslpipe.augment.two_views import AUGMENTS, FusedViews, TwoViews
+from sslpipe.augment.two_views import AUGMENTS, FusedViews, TwoViews, build_augment
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
 from sslpipe.random import uniform
-from sslpipe.recipe.base import Component
-from sslpipe.registry import build
+from sslpipe.recipe import load_recipe
 from tests.augment.test_two_views import SIZES, batch_of, params_for
 from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import write_recipe
 
 
 class Posterize(MaskedOp):
@@ -93,7 +93,7 @@ def test_the_numbers_of_a_new_op_are_those_of_its_lanes(posterize):
 
 @pytest.mark.usefixtures("posterize")
 def test_kornias_reference_does_a_new_op():
-    fused, kornia = (AUGMENTS[kind]("grayscale", 32, posterize_prob=0.5) for kind in AUGMENTS)
+    fused, kornia = (AUGMENTS[kind].views("grayscale", 32, posterize_prob=0.5) for kind in AUGMENTS)
     batch = batch_of(SIZES)
     params = params_for(batch, fused)
     ours, theirs = fused(batch, params), kornia(batch, params)
@@ -113,17 +113,19 @@ def test_the_preview_describes_a_new_op(tmp_path, monkeypatch):
     )
     for prob in (0, 1):
         lines.clear()
-        augment = AUGMENTS["fused"]("simclr", 16, posterize_prob=prob)
+        augment = AUGMENTS["fused"].views("simclr", 16, posterize_prob=prob)
         preview_grid(index, index.split("train"), augment, seed=0, epoch=0, ids=[0], canvas_px=64)
         assert lines
         assert all(("posterized" in words) == prob for words in lines)
 
 
 @pytest.mark.usefixtures("posterize")
-def test_a_recipe_sets_a_new_op_with_the_checks_of_every_setting():
+def test_a_recipe_sets_a_new_op_with_the_checks_of_every_setting(tmp_path):
+    path = write_recipe(tmp_path)
+
     def views(**settings):
-        section = Component.model_validate({"kind": "fused", "preset": "byol", **settings})
-        return build(AUGMENTS, section, section="augment")
+        words = (f"augment.{key}={value}" for key, value in settings.items())
+        return build_augment(load_recipe(path, ["augment.preset=byol", *words]))
 
     first, second = views(posterize_prob=[0.1, 0.2], posterize_levels=[3, 4]).specs
     assert (first.posterize_prob, second.posterize_prob) == (0.1, 0.2)

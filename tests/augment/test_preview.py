@@ -17,13 +17,13 @@ from tests.helpers.dataset import write_dataset
 def test_the_picture_contains_every_view_that_training_would_see(kind, tmp_path):
     index = load_index(write_dataset(tmp_path / "data", (4, 4)))
     split, ids = index.split("train"), [1, 2, 6]
-    augment = AUGMENTS[kind]("byol", 16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2))
+    augment = AUGMENTS[kind].views("byol", 16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2))
     arguments = {"seed": 3, "epoch": 5, "ids": ids, "canvas_px": 64}
     page = preview_grid(index, split, augment, **arguments)
     pixels = np.asarray(page)
 
     batch = next(one_pass(split, ids=ids, canvas_px=64, num_workers=0))
-    plain = AUGMENTS[kind]("byol", 16, normalize=False)
+    plain = AUGMENTS[kind].views("byol", 16, normalize=False)
     for epoch in (5, 6):
         views = plain(batch, draws(3, epoch, batch.ids, batch.sizes, plain.specs))
         for view in views.permute(0, 2, 3, 1).numpy():
@@ -35,7 +35,7 @@ def test_the_picture_contains_every_view_that_training_would_see(kind, tmp_path)
 
 def test_many_samples_stand_in_blocks_side_by_side(tmp_path):
     index = load_index(write_dataset(tmp_path / "data", (40,)))
-    augment = AUGMENTS["fused"]("byol", 16, normalize=False)
+    augment = AUGMENTS["fused"].views("byol", 16, normalize=False)
 
     def page(ids):
         arguments = {"seed": 3, "epoch": 5, "ids": ids, "canvas_px": 64, "num_epochs": 1}
@@ -53,12 +53,12 @@ def test_second_views_are_of_the_partners(tmp_path):
     """Of each sample in its first epoch, and of another one in the second."""
     index = load_index(write_dataset(tmp_path / "data", (4, 4)))
     split, ids = index.split("train"), np.array([1, 2, 6])
-    augment = AUGMENTS["fused"]("byol", 16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2))
+    augment = AUGMENTS["fused"].views("byol", 16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2))
     shown = {5: np.array([1, 2, 6]), 6: np.array([7, 2, 0])}
     arguments = {"seed": 3, "epoch": 5, "ids": ids, "canvas_px": 64}
     drawn = preview_grid(index, split, augment, **arguments, partners=lambda epoch, _: shown[epoch])
     page = np.asarray(drawn)
-    plain = AUGMENTS["fused"]("byol", 16, normalize=False)
+    plain = AUGMENTS["fused"].views("byol", 16, normalize=False)
     for epoch in (5, 6):
         for row, sample in enumerate(ids.tolist()):
             for view, image in enumerate((sample, int(shown[epoch][row]))):
@@ -90,7 +90,7 @@ def test_views_with_all_ops_at_once_can_be_drawn(crop_px, tmp_path):
     index = load_index(write_dataset(tmp_path / "data", (4, 4)))
     names = ("jitter", "blur", "solarize", "grayscale", "flip")
     every = {f"{name}_prob": 1 for name in names} | {"rotation_deg": 30}
-    augment = AUGMENTS["fused"]("byol", crop_px, **every)
+    augment = AUGMENTS["fused"].views("byol", crop_px, **every)
     arguments = {"seed": 0, "epoch": 0, "ids": [0, 5], "canvas_px": 64}
     page = preview_grid(index, index.split("train"), augment, **arguments)
     assert page.mode == "RGB"

@@ -42,7 +42,7 @@ def of_a_gpu(augment, batch, dtype=torch.float32):
 @pytest.mark.parametrize("preset", ["simclr", "byol", *SENSORS])
 def test_both_paths_equal_torchvision_and_kornia(preset, channels, dtype):
     given = settings_of(channels)
-    augment, kornia = (AUGMENTS[kind](preset, 32, **given) for kind in ("fused", "kornia"))
+    augment, kornia = (AUGMENTS[kind].views(preset, 32, **given) for kind in ("fused", "kornia"))
     sizes = [*SIZES[:8], (150, 120)]
     batch = batch_of(sizes, first_id=9 * channels, channels=channels, dtype=dtype)
     params = params_for(batch, augment)
@@ -57,7 +57,7 @@ def test_both_paths_equal_torchvision_and_kornia(preset, channels, dtype):
     assert (gpu - expected).abs().max() <= 3e-4
     if dtype == torch.float32:  # nothing is clamped, or rounded for the sake of a coarse result
         assert torch.equal(of_a_gpu(augment, batch, torch.bfloat16), gpu.bfloat16())
-        raw = AUGMENTS["fused"](preset, 32, normalize=False, **given)(batch, params)
+        raw = AUGMENTS["fused"].views(preset, 32, normalize=False, **given)(batch, params)
         assert raw.max() > 1.1
 
 
@@ -151,7 +151,7 @@ def test_noise_is_gaussian_and_of_its_row_alone():
 )
 def test_what_makes_no_sense_is_refused_by_name(kind, channels, settings, words):
     with pytest.raises((RecipeError, ValueError), match="^" + re.escape(words)) as caught:
-        AUGMENTS[kind]("simclr", 32, channels=channels, **settings)
+        AUGMENTS[kind].views("simclr", 32, channels=channels, **settings)
     assert "\n" not in str(caught.value)
 
 

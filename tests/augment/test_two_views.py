@@ -154,7 +154,7 @@ def test_a_huge_sigma_does_not_mix_up_the_rows():
 @pytest.mark.promise(5)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_kornia_pipeline_equals_the_fused_one(preset):
-    fused, kornia = (AUGMENTS[kind](preset, 32) for kind in ("fused", "kornia"))
+    fused, kornia = (AUGMENTS[kind].views(preset, 32) for kind in ("fused", "kornia"))
     batch = batch_of(SIZES)
     params = params_for(batch, fused)
     ours, theirs = fused(batch, params), kornia(batch, params)
@@ -169,7 +169,7 @@ def test_strength_zero_is_a_plain_resize(kind):
     nothing = {**dict.fromkeys(names, 0), "crop_area": [1.0, 1.0], "crop_ratio": [1.0, 1.0]}
     batch = batch_of([(32, 32)] * 4)
     for crop_px, settings in ((32, {}), (48, {}), (32, {"jitter_prob": 1, "jitter_strength": 0})):
-        augment = AUGMENTS[kind]("simclr", crop_px, **{**nothing, **settings})
+        augment = AUGMENTS[kind].views("simclr", crop_px, **{**nothing, **settings})
         expected = reference.resize(batch.images.float() / 255, [crop_px] * 2, antialias=True)
         assert (views_of(batch, augment) - expected.repeat(2, 1, 1, 1)).abs().max() <= 1e-6
 
@@ -192,7 +192,7 @@ MIXED = [*SIZES[:6], (80, 80), (81, 40), (120, 90), (7, 100)]  # both ways to cr
 @pytest.mark.promise(1)
 @pytest.mark.parametrize("kind", AUGMENTS)
 def test_a_row_depends_neither_on_its_batch_nor_on_the_order(kind):
-    augment, batch = AUGMENTS[kind]("byol", 32, rotation_deg=15), batch_of(MIXED)
+    augment, batch = AUGMENTS[kind].views("byol", 32, rotation_deg=15), batch_of(MIXED)
     whole = views_of(batch, augment)
     backwards = views_of(rows_of(batch, list(range(9, -1, -1))), augment)
     flipped = backwards.unflatten(0, (2, 10)).flip(1).flatten(0, 1)
@@ -276,7 +276,10 @@ ERASE = {"name": "RandomErasing", "view": 2, "args": {"p": 1.0, "scale": [0.2, 0
 @pytest.mark.parametrize("kind", AUGMENTS)
 def test_extra_ops_touch_their_view_and_depend_on_the_sample_only(kind):
     batch = batch_of(SIZES[:6])
-    plain, extra = AUGMENTS[kind]("simclr", 32), AUGMENTS[kind]("simclr", 32, extra=[ERASE])
+    plain, extra = (
+        AUGMENTS[kind].views("simclr", 32),
+        AUGMENTS[kind].views("simclr", 32, extra=[ERASE]),
+    )
     params = params_for(batch, plain)
     torch.manual_seed(1)
     state = torch.get_rng_state()

@@ -26,13 +26,12 @@ from sslpipe.data.index import Split, load_index
 from sslpipe.data.order import ORDER_VERSION, Order, mixing_score
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError, UserError
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import build_optimizer
 from sslpipe.parts import build_model
 from sslpipe.plan import Pretraining
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Component
 from sslpipe.recipe.identity import identity
 from sslpipe.run.memory import estimate_memory
 from sslpipe.run.throughput import step_flops
@@ -81,7 +80,7 @@ def test_the_sizes_are_those_of_the_recipe_and_the_data(recipe_of, index):
 
 
 def test_resnet18_has_torchvisions_parameters_and_flops():
-    backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=224)
+    backbone = build_backbone(backbone_settings(kind="torchvision/resnet18"), crop_px=224)
     published = torchvision.models.ResNet18_Weights.DEFAULT.meta
     head = 512 * 1000 + 1000
     assert count_parameters(backbone) == published["num_params"] - head

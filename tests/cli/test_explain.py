@@ -6,7 +6,7 @@ import re
 import pytest
 
 from sslpipe.augment.presets import PRESETS, setting_docs
-from sslpipe.cli.explain import SECTIONS, _meanings, explain
+from sslpipe.cli.explain import explain, meanings, sections
 from sslpipe.errors import RecipeError
 from sslpipe.losses import LOSSES
 
@@ -17,11 +17,10 @@ def test_a_view_setting_is_explained_by_its_own_string(name):
         assert explain(f"augment.{name}") == f"augment.{name}\n{setting_docs()[name]}"
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("section", sections())
 def test_no_argument_of_a_kind_is_undocumented(section):
-    texts = {
-        f"{section}.{key}: {text}" for key, lines in _meanings(section).items() for text in lines
-    }
+    found = meanings(section, sections()[section])
+    texts = {f"{section}.{key}: {text}" for key, lines in found.items() for text in lines}
     assert not {text for text in texts if "not documented" in text}
 
 

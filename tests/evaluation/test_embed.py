@@ -23,9 +23,9 @@ from sslpipe.evaluation.embed import (
 )
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import pixel_features, random_backbone
+from sslpipe.models.backbones import backbone_settings
 from sslpipe.models.momentum import averaged
 from sslpipe.models.state import evaluating, module_sha256
-from sslpipe.recipe.base import Component
 from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.processes import run_processes
 
@@ -33,7 +33,9 @@ VIEW = {"crop_px": 16, "resize_px": 16, "mean": [0.5] * 3, "std": [0.25] * 3}
 
 
 def make_backbone():
-    backbone = random_backbone(Component(kind="small_resnet", widths=[4, 8]), crop_px=16, seed=1)
+    backbone = random_backbone(
+        backbone_settings(kind="small_resnet", widths=[4, 8]), crop_px=16, seed=1
+    )
     torch.manual_seed(0)
     with torch.no_grad():  # running statistics that differ from a batch's own
         for module in backbone.modules():
@@ -243,7 +245,7 @@ def test_sides_of_very_many_pixels_are_halved_which_a_sentence_says(split, monke
 
 def test_a_random_backbone_is_named_by_its_seed_and_leaves_torchs_generator_alone():
     before = torch.random.get_rng_state()
-    component = Component(kind="small_resnet")
+    component = backbone_settings(kind="small_resnet")
     hashes = [module_sha256(random_backbone(component, 28, seed=seed)) for seed in (1, 1, 2)]
     assert torch.equal(torch.random.get_rng_state(), before)
     assert hashes[0] == hashes[1] != hashes[2]

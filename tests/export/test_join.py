@@ -21,9 +21,8 @@ from sslpipe.export.join import at_size
 from sslpipe.export.load import freeze, load_backbone
 from sslpipe.export.named import open_init
 from sslpipe.export.start import with_init
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Component
 from sslpipe.weights.source import parse_source
 from tests.helpers.dataset import write_dataset
 from tests.helpers.weights import randomised, saved
@@ -126,7 +125,7 @@ def test_a_size_of_an_export_is_that_of_the_weights(files, pictures, tmp_path):
 
 
 def test_another_size_resizes_tables_and_keeps_all_other_tensors():
-    component = Component(kind=VIT, embedding_dim=8)
+    component = backbone_settings(kind=VIT, embedding_dim=8)
     network = randomised(build_backbone(component, crop_px=64), 3)
     model = freeze(network, component, EvalView(64, 64), {"evaluation": [], "name": "x"})
     sized = at_size(model, 96, "x@96")

@@ -9,9 +9,8 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import ExportError, UserError
 from sslpipe.export import verify
 from sslpipe.export.load import FrozenBackbone, freeze
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.simclr import build_projector
-from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Projector
 
 VIEW = EvalView(crop_px=32, resize_px=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3))
@@ -22,7 +21,7 @@ def trained(
 ) -> FrozenBackbone:
     """A backbone whose BatchNorm statistics are not those of a fresh one."""
     torch.manual_seed(0)
-    component = Component.model_validate({"kind": kind, **arguments})
+    component = backbone_settings(kind, **arguments)
     backbone = build_backbone(component, crop_px=VIEW.crop_px)
     head = None if projector is None else build_projector(backbone.num_features, projector)
     for module in [*backbone.modules(), *(head or [])]:

@@ -22,6 +22,7 @@ import types
 import typing
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,7 +35,7 @@ from sslpipe import portable
 from sslpipe.api import make_plan
 from sslpipe.augment.ops import draws
 from sslpipe.augment.spec import ViewSpec
-from sslpipe.augment.two_views import FusedViews, build_augment
+from sslpipe.augment.two_views import FusedSettings, build_augment
 from sslpipe.check import check_plan, estimate
 from sslpipe.check.estimate import noise_batch
 from sslpipe.data.index import DatasetIndex, load_index
@@ -49,8 +50,10 @@ from sslpipe.models import backbones, limits
 from sslpipe.optim import build_optimizer, optimizer_over
 from sslpipe.parts import build_loss, build_model
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Component, RunRecipe
+from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.registry import Table
+from sslpipe.registry.schema import KindSettings, settings_class
 from sslpipe.run import memory
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
@@ -85,28 +88,28 @@ def section_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
     for name, field in model.model_fields.items():
         inner = [k for k in alternatives(field.annotation) if inspect.isclass(k)]
         section = next((k for k in inner if issubclass(k, BaseModel)), None)
-        if section is not None and section is not Component:
+        if section is not None and not issubclass(section, KindSettings):
             keys += section_keys(section, f"{prefix}{name}.")
         keys.append(Key(prefix + name, field.annotation, tuple(field.metadata)))
     return keys
 
 
-def component_keys(section: str, entries: dict[str, Any], *needs: str) -> list[Key]:
-    """Every argument of every entry of a table."""
+def component_keys(section: str, table: Table[Any], kinds: Sequence[str], *needs: str) -> list[Key]:
+    """Every setting of some kinds of a table."""
     keys = [Key(f"{section}.kind", str, (), needs)]
-    for kind, constructor in entries.items():
+    for kind in kinds:
         also = (*needs, f"{section}={{kind='{kind}'}}")
         keys += [
-            Key(f"{section}.{name}", parameter.annotation, (), also)
-            for name, parameter in inspect.signature(constructor).parameters.items()
-            if parameter.kind is not parameter.VAR_KEYWORD
+            Key(f"{section}.{name}", field.annotation, tuple(field.metadata), also)
+            for name, field in settings_class(table, kind).model_fields.items()
+            if name != "kind"
         ]
     return keys
 
 
-def without_files(table: dict[str, Any]) -> dict[str, Any]:
+def without_files(table: Table[Any]) -> list[str]:
     """What needs no other package and no file."""
-    return {name: each for name, each in table.items() if name not in ("pml", "distill")}
+    return [name for name in table if name not in ("pml", "distill")]
 
 
 TIMM_ARGUMENTS = {
@@ -120,15 +123,14 @@ NETWORKS = ("small_resnet", "torchvision/resnet18", "torchvision/vit_b_32", "tim
 
 def all_keys() -> dict[str, list[list[Key]]]:
     """The settings of each kind of run, in groups that are drawn from alike."""
-    own = inspect.signature(FusedViews).parameters.values()
+    own = FusedSettings.model_fields.items()
     views = [
         *(Key(f"augment.{each.name}", each.type, ()) for each in fields(ViewSpec)),
-        *(Key(f"augment.{each.name}", each.annotation, ()) for each in own),
+        *(Key(f"augment.{name}", field.annotation, ()) for name, field in own),
         Key("augment.jitter_strength", float, ()),
     ]
-    kinds = {kind: backbones.BACKBONES[kind.partition("/")[0]] for kind in NETWORKS}
     networks = [
-        *component_keys("backbone", kinds),
+        *component_keys("backbone", backbones.BACKBONES, NETWORKS),
         *(Key("backbone.embedding_dim", int, ()), Key("backbone.normalize", bool, ())),
         *(Key(f"backbone.{k}", t, (), (SMALL_TIMM,)) for k, t in TIMM_ARGUMENTS.items()),
     ]
@@ -137,13 +139,14 @@ def all_keys() -> dict[str, list[list[Key]]]:
             section_keys(Recipe),
             [*views, Key("augment.extra", list[dict[str, Any]], ())],
             networks,
-            component_keys("loss", without_files(LOSSES), "momentum.start=0.99"),
+            component_keys("loss", LOSSES, without_files(LOSSES), "momentum.start=0.99"),
         ],
         "finetune": [
             section_keys(FinetuneRecipe),
             views,
-            component_keys("loss", without_files({**METRIC_LOSSES, **HEADS})),
-            component_keys("miner", MINERS, "loss={kind='triplet'}"),
+            component_keys("loss", METRIC_LOSSES, without_files(METRIC_LOSSES)),
+            component_keys("loss", HEADS, [*HEADS]),
+            component_keys("miner", MINERS, [*MINERS], "loss={kind='triplet'}"),
             [*networks, Key("queue.size", int, ()), Key("queue.start_step", int, ())],
         ],
     }

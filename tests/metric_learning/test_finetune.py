@@ -18,10 +18,9 @@ from sslpipe.metric_learning import neighbours
 from sslpipe.metric_learning.classes import untrained_ids, validation_ids
 from sslpipe.metric_learning.parts import build_task
 from sslpipe.metric_learning.plan import with_backbone
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.tuning import block_names
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Component
 from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
 from sslpipe.run.best import choose
@@ -264,7 +263,7 @@ def held_out(data):
 
 
 def small():
-    return Component(kind="small_resnet", widths=[8, 16])
+    return backbone_settings(kind="small_resnet", widths=[8, 16])
 
 
 @pytest.fixture(scope="module")

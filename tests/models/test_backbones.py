@@ -9,9 +9,15 @@ from timm.models._manipulate import adapt_input_conv
 from torch import nn
 
 from sslpipe.errors import RecipeError
-from sslpipe.models.backbones import BACKBONES, build_backbone, fitting_stem, stem_warning
+from sslpipe.models.backbones import (
+    BACKBONES,
+    backbone_settings,
+    build_backbone,
+    fitting_stem,
+    stem_warning,
+)
 from sslpipe.models.channels import adapt_kernels
-from sslpipe.recipe.base import Component
+from sslpipe.registry.schema import SparseSettings
 
 CASES = [  # kind, side, features, channels
     ("small_resnet", 28, 128, 3),
@@ -30,8 +36,8 @@ CASES = [  # kind, side, features, channels
 ]
 
 
-def component(kind: str, **arguments: object) -> Component:
-    return Component.model_validate({"kind": kind, **arguments})
+def component(kind: str, **arguments: object) -> SparseSettings:
+    return backbone_settings(kind, **arguments)
 
 
 @pytest.mark.parametrize(("kind", "crop_px", "width", "channels"), CASES)
@@ -91,7 +97,7 @@ def test_a_stem_that_does_not_fit_is_a_warning_and_one_that_fits_is_none():
         ("torchvision/convnext_tiny", {"stem": "small"}, "no ResNet stem"),
         ("torchvision/convnext_tiny", {"zero_init_residual": True}, "is not a ResNet"),
         ("timm/vit_tiny_patch16_224", {"crop": 1}, "crop"),
-        ("small_resnet", {"widths": []}, "must be positive"),
+        ("small_resnet", {"widths": []}, "at least 1 item"),
     ],
 )
 def test_a_wrong_backbone_is_one_error_that_names_the_key(kind, arguments, message):

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from sslpipe.errors import RecipeError
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.transfer import copy_weights
-from sslpipe.recipe.base import Component
 
 TAPS = ["layer2", "layer3"]
 NETWORKS = {
@@ -22,7 +21,7 @@ NETWORKS = {
 def built(kind="torchvision/resnet18", taps=tuple(TAPS), dim=12, **arguments):
     torch.manual_seed(0)
     tree = {"kind": kind, "embedding_dim": dim, "embedding_taps": list(taps), **arguments}
-    return build_backbone(Component.model_validate(tree), crop_px=32)
+    return build_backbone(backbone_settings(**tree), crop_px=32)
 
 
 def mean_of_positions(x):
@@ -86,7 +85,7 @@ def test_weights_of_the_same_depths_are_copied_and_of_others_not():
     for taps, same in ((TAPS, True), (["layer1", "layer3"], False)):
         torch.manual_seed(1)
         tree = {"kind": "torchvision/resnet18", "embedding_dim": 12, "embedding_taps": taps}
-        target = build_backbone(Component.model_validate(tree), crop_px=32)
+        target = build_backbone(backbone_settings(**tree), crop_px=32)
         copy_weights(source, target, "torchvision/resnet18")
         last = target.embedding.layers[2].weight
         assert torch.equal(last, source.embedding.layers[2].weight) == same

@@ -5,11 +5,10 @@ import torch
 
 from sslpipe.errors import RecipeError
 from sslpipe.export.load import load_run
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.pooling import POOLS, GeM, MaxPool
 from sslpipe.models.transfer import copy_weights
 from sslpipe.models.tuning import block_names, block_of, freeze_layers
-from sslpipe.recipe.base import Component
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import final_weights, train_over, write_recipe
 
@@ -26,7 +25,7 @@ PLACES = {  # a network, its side, and the module whose output is the last map
 
 
 def component(kind, **arguments):
-    return Component.model_validate({"kind": kind, **arguments})
+    return backbone_settings(kind, **arguments)
 
 
 def maps(seed=0, dtype=torch.float64):
@@ -160,7 +159,7 @@ def test_a_backbone_pools_its_last_map_so_and_is_else_the_same_network(kind, poo
         ("torchvision/densenet121", "max", "'torchvision/densenet121' has no average pooling"),
         ("torchvision/mobilenet_v2", "gem", "backbone.pool = 'gem'"),
         ("small_resnet", "gen", "did you mean 'gem'"),
-        ("small_resnet", 3, "backbone.pool = 3: input should be a valid string"),
+        ("small_resnet", 3, "backbone.pool = 3: input should be 'avg'"),
     ],
 )
 def test_a_pool_that_cannot_be_is_one_clear_error(kind, pool, message):

@@ -4,15 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.simclr import SimCLR, build_projector
-from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Projector
 
 
 def make(**projector: object) -> SimCLR:
     torch.manual_seed(0)
-    backbone = build_backbone(Component(kind="small_resnet"), crop_px=28)
+    backbone = build_backbone(backbone_settings(kind="small_resnet"), crop_px=28)
     return SimCLR(backbone, Projector.model_validate(projector))
 
 

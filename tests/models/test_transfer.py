@@ -4,16 +4,15 @@ import pytest
 import torch
 
 from sslpipe.errors import WeightsError
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.transfer import copy_weights
-from sslpipe.recipe.base import Component
 
 VIT = "timm/vit_tiny_patch16_224"
 
 
 def built(kind, crop_px, seed, **arguments):
     torch.manual_seed(seed)
-    component = Component.model_validate({"kind": kind, **arguments})
+    component = backbone_settings(kind, **arguments)
     return build_backbone(component, crop_px=crop_px).eval()
 
 

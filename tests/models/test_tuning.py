@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sslpipe.check.result import start_text
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.tuning import (
     PREFIX,
     ProjectorFirst,
@@ -17,12 +17,12 @@ from sslpipe.models.tuning import (
 )
 from sslpipe.optim import build_optimizer, ramp_at, set_lr
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Component, Optim, Tune
+from sslpipe.recipe.base import Optim, Tune
 from tests.helpers.runs import ROOT, assert_same_weights
 
 
 def small(**arguments):
-    return Component(kind="small_resnet", widths=[8, 16], **arguments)
+    return backbone_settings(kind="small_resnet", widths=[8, 16], **arguments)
 
 
 FAMILIES = (  # a small member each
@@ -33,7 +33,7 @@ FAMILIES = (  # a small member each
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_rates_of_a_timm_network_are_those_of_timms_own_groups(name):
-    backbone = build_backbone(Component(kind=f"timm/{name}"), crop_px=224)
+    backbone = build_backbone(backbone_settings(kind=f"timm/{name}"), crop_px=224)
     groups = timm.optim.param_groups_layer_decay(backbone.network, layer_decay=0.5)
     expected = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     scale = learning_rate_scale(backbone, backbone_lr=0.5, layer_decay=0.5, by_library=True)
@@ -56,7 +56,7 @@ def test_the_rates_of_a_timm_network_are_those_of_timms_own_groups(name):
 )
 def test_blocks_are_the_architectures_own_in_forward_order(kind, crop_px, count, first, last):
     with torch.device("meta"):
-        network = build_backbone(Component(kind=kind), crop_px=crop_px).network
+        network = build_backbone(backbone_settings(kind=kind), crop_px=crop_px).network
     names, parameters = block_names(network), [n for n, _ in network.named_parameters()]
     assert names[0] == first
     assert count is None or len(names) == count

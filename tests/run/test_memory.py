@@ -13,10 +13,9 @@ import sslpipe.run.memory
 from sslpipe import portable
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
-from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.models.backbones import Backbone, backbone_settings, build_backbone
 from sslpipe.models.limits import within_memory
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Component
 from sslpipe.run.memory import Memory, check_memory, estimate_memory, saved_bytes
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
@@ -155,7 +154,7 @@ def test_a_network_that_reads_its_numbers_is_counted_too_and_draws_none():
 
 
 def test_counting_changes_nothing(recipe):
-    backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=64)
+    backbone = build_backbone(backbone_settings(kind="torchvision/resnet18"), crop_px=64)
     backbone.network.layer1.eval()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     memory = estimate_memory(backbone, recipe, crop_px=64, precision="fp32")
@@ -171,7 +170,7 @@ def test_views_that_keep_more_than_there_is_are_refused_while_they_are_counted(
 ):
     """Of 100,000 px before anything is computed, of 512 px in the middle of a forward."""
     machine(monkeypatch, total, total)
-    backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=64)
+    backbone = build_backbone(backbone_settings(kind="torchvision/resnet18"), crop_px=64)
     crop_px = 512 if total < 2**30 else 100_000
     with pytest.raises(RecipeError, match=rf"augment\.crop_px = {crop_px} keep more than"):
         estimate_memory(backbone, recipe, crop_px=crop_px, precision="fp32")

@@ -14,8 +14,7 @@ from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.flatten import Power
 from sslpipe.export.load import freeze, load_backbone
 from sslpipe.export.whiten import whiten_export
-from sslpipe.models.backbones import build_backbone
-from sslpipe.recipe.base import Component
+from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.search.gallery import Gallery
 
 
@@ -26,7 +25,7 @@ def model(tmp_path_factory):
 
 
 def write_model(folder, seed):
-    component = Component(kind="small_resnet", widths=[8, 16], normalize=True)
+    component = backbone_settings(kind="small_resnet", widths=[8, 16], normalize=True)
     torch.manual_seed(seed)
     backbone = build_backbone(component, crop_px=16)
     frozen = freeze(backbone, component, eval_view_for(16, [0.5] * 3, [0.25] * 3), {})

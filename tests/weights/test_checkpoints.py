@@ -18,7 +18,7 @@ from torch import nn
 
 from sslpipe.errors import WeightsError
 from sslpipe.export.load import load_backbone
-from sslpipe.recipe.base import Component
+from sslpipe.models.backbones import backbone_settings
 from sslpipe.weights.layouts import open_checkpoint
 from tests.helpers.weights import difference, equals, randomised, saved
 
@@ -234,7 +234,7 @@ def test_the_whole_encoder_is_found_and_what_lies_beside_it_is_listed(
     model = load_backbone(f"{kind}@{path}", crop_px=32)
     assert equals(model, encoders[of_momentum])
     assert not equals(model, encoders[not of_momentum])
-    assert model.config.backbone == Component(kind=kind, stem="imagenet")
+    assert model.config.backbone == backbone_settings(kind=kind, stem="imagenet")
     init = model.config.facts["init"]
     assert (init["loaded"], init["missing"]) == (120, [])
     if prefix not in ("", "state_dict", "model_state_dict", "models.0"):

@@ -11,8 +11,7 @@ import torchvision
 from torch import nn
 
 from sslpipe.export.load import load_backbone
-from sslpipe.models.backbones import CLASSIFIERS
-from sslpipe.recipe.base import Component
+from sslpipe.models.backbones import CLASSIFIERS, backbone_settings
 from tests.helpers.weights import difference, equals, randomised, saved
 
 # words in the names of a family's smallest members, the smallest first
@@ -89,7 +88,7 @@ def test_every_family_of_timm_loads_whole(family, tmp_path):
     name = smallest(family)
     kind, arguments = f"timm/{name}", ARGUMENTS.get(family, {})
     full = timm.create_model(name, **arguments)
-    options = {"component": Component(kind=kind, **arguments)} if arguments else {}
+    options = {"component": backbone_settings(kind=kind, **arguments)} if arguments else {}
     features = family not in TENSORS_ONLY
     check(kind, randomised(full), tmp_path, features=features, **options)
 

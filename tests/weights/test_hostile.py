@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.models import limits
-from sslpipe.recipe.base import Component
+from sslpipe.models.backbones import backbone_settings
 from tests.helpers.hostile_weights import HOSTILE, small_resnet
 from tests.helpers.weights import randomised, saved
 
@@ -135,11 +135,11 @@ def test_an_architecture_that_nobody_names_is_asked_for(tmp_path):
 def test_a_small_stem_in_the_recipe_is_named_with_the_remedy(tmp_path, state):
     path = saved(state, tmp_path)
     for stem in ("auto", "small", "small_pool"):
-        component = Component(kind="torchvision/resnet18", stem=stem)
+        component = backbone_settings(kind="torchvision/resnet18", stem=stem)
         text = refused(path, component=component, crop_px=32)
         assert "is 7x7" in text
         assert "set backbone.stem = 'imagenet'" in text
-    component = Component(kind="torchvision/resnet18", stem="imagenet")
+    component = backbone_settings(kind="torchvision/resnet18", stem="imagenet")
     assert load_backbone(path, component=component, crop_px=32).view.crop_px == 32
 
 

@@ -14,8 +14,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import RecipeError, WeightsError
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_model
-from sslpipe.models.backbones import build_backbone
-from sslpipe.recipe.base import Component
+from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.weights.huggingface import transformers_view
 from tests.helpers.weights import difference, init_of, randomised, saved
 
@@ -243,7 +242,7 @@ def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
         load_backbone(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "open_clip", None)
     with pytest.raises(RecipeError, match=r"pip install 'sslpipe\[open_clip\]'"):
-        build_backbone(Component(kind="open_clip/ViT-B-32"), crop_px=32)
+        build_backbone(backbone_settings(kind="open_clip/ViT-B-32"), crop_px=32)
 
 
 SEVEN_EIGHTHS = {"crop_pct": 0.875, "resample": 3}
@@ -378,6 +377,6 @@ def test_a_backbone_of_a_recipe_has_the_activation_of_timms_config(tmp_path):
     save_file(network.state_dict(), tmp_path / "model.safetensors")
     config = {"architecture": "convnext_tiny", "model_args": {**arguments, "act_layer": "relu"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    component = Component.model_validate({"kind": "timm/convnext_tiny", **arguments})
+    component = backbone_settings("timm/convnext_tiny", **arguments)
     model = load_backbone(tmp_path, component=component, crop_px=64)
     assert difference(model, network, 64) <= 1e-5

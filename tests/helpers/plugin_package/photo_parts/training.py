@@ -1,6 +1,6 @@
 """What decides trained weights: an objective, an augmentation, a backbone."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import nn
@@ -9,7 +9,7 @@ from sslpipe.augment.op import MaskedOp, named_lanes
 from sslpipe.augment.spec import setting
 from sslpipe.distributed import gather_with_grad
 from sslpipe.losses import Objective
-from sslpipe.models.backbones import Backbone
+from sslpipe.models.backbones import Backbone, BackboneSettings
 
 SCALE = 1.0
 
@@ -49,10 +49,17 @@ class Invert(MaskedOp):
 INVERT = Invert()
 
 
-def two_layers(width: int = 8) -> Backbone:
+class TwoLayers(BackboneSettings):
     """Two convolutions and the mean over the image."""
-    network = nn.Sequential(
-        nn.Conv2d(3, width, 3, 2, 1), nn.BatchNorm2d(width), nn.ReLU(),
-        nn.Conv2d(width, width, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-    )  # fmt: skip
-    return Backbone(network, width)
+
+    kind: Literal["two_layers"] = "two_layers"
+    width: int = 8
+    """Channels of both."""
+
+    def network(self, crop_px: int) -> Backbone:
+        width = self.width
+        network = nn.Sequential(
+            nn.Conv2d(3, width, 3, 2, 1), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        )  # fmt: skip
+        return Backbone(network, width)
