@@ -86,7 +86,7 @@ def main() -> None:
                 rows = rows_of(sets[name]())
             if args.jpeg_px:
                 rows = as_jpeg(rows, made / f"small-{name}", args.jpeg_px)
-            options = ("--resize-shorter", str(SHORTER_PX))
+            options = ("--resize-px", str(SHORTER_PX))
             build(args.out / name, rows, "Debian", "see the packages", options=options)
     if args.picture:
         picture([args.out / f"{name}.csv" for name in args.sets or sets]).save(args.picture)

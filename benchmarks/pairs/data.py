@@ -85,7 +85,7 @@ def main() -> None:
         "Debian's icon themes",
         "GPL, LGPL, CC-BY-SA",
         columns=("icon", "theme", "size"),
-        options=("--group-by", "icon", "--resize-shorter", str(SIDES_PX["large"])),
+        options=("--group-by", "icon", "--resize-px", str(SIDES_PX["large"])),
     )
 
 

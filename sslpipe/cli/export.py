@@ -105,7 +105,7 @@ def export(
     examples=["sslpipe whiten out/backbone train.safetensors --dims 64"],
 )
 def whiten(
-    export: Annotated[Path, argument("An export's folder.")],
+    model: Annotated[Path, argument("An export's folder.")],
     train: Annotated[Path, argument("Features of the train split (`sslpipe embed`).")],
     power: Annotated[
         float | None,
@@ -124,11 +124,11 @@ def whiten(
     The whitening is fitted on TRAIN, whole or in part (--power). From then on `encode` and `sslpipe
     embed` apply both.
     """
-    if not (export / "config.json").is_file():
-        raise UserError(f"{export} holds no config.json; name the folder of an export")
+    if not (model / "config.json").is_file():
+        raise UserError(f"{model} holds no config.json; name the folder of an export")
     check_features([train])
 
     from sslpipe.export.whiten import whiten_export
 
-    width, kept = whiten_export(export, train, dims=dims, power=power, say=say)
-    say(f"{export}: {width} -> {kept} features, spectrum flattened")
+    width, kept = whiten_export(model, train, dims=dims, power=power, say=say)
+    say(f"{model}: {width} -> {kept} features, spectrum flattened")

@@ -72,7 +72,7 @@ def build(
         str | None, option("The data set's name; for torchvision its class, such as CIFAR10.")
     ] = None,
     download: Annotated[bool, option("torchvision: download it.", "--download")] = False,
-    resize_shorter: Annotated[
+    resize_px: Annotated[
         int | None,
         option(
             "Shrink images to this shorter side in px; JPEGs are saved again at quality 95, all "
@@ -104,7 +104,7 @@ def build(
             seed=0,
             samples_per_shard=writing.samples_per_shard,
             max_shard_bytes=10**9,
-            resize_shorter_px=resize_shorter,
+            resize_shorter_px=resize_px,
             background=_parse_colour(background),
             group_by=writing.group_by,
         ),
@@ -138,15 +138,13 @@ def _parse_colour(text: str | None) -> tuple[int, int, int] | None:
 @command(
     app,
     examples=[
-        "sslpipe shards index laion --json-fields url,width:integer",
+        "sslpipe shards index laion --columns url,width:integer",
         "sslpipe shards index /shared/laion --out out/laion  # not to be written beside the tars",
         "sslpipe shards index big/1 big/2 big/3 --out big  # folders built apart as one data set",
     ],
 )
 def index(
-    folders: Annotated[
-        list[Path], argument("The folder of the tars, or several to join.", show_default=False)
-    ],
+    folders: Annotated[list[Path], argument("The folder of the tars, or several to join.")],
     out: Annotated[
         Path | None,
         option(
@@ -158,7 +156,7 @@ def index(
         str | None, option("The split of all tars. Default: by name, as in train-000000.tar.")
     ] = None,
     classes: Annotated[Path | None, option("Text file: a class name per line, by label.")] = None,
-    json_fields: Annotated[
+    columns: Annotated[
         str | None,
         option(
             "Columns from keys of KEY.json: sku,shot_at:time or sku=product:text. '' drops the "
@@ -193,18 +191,18 @@ def index(
         raise DataError("several folders become one data set in a folder that --out names")
     target = out or folders[0]
     names = class_names(classes) if classes else ()
-    tars, known = gather_tars(target, folders, split, names, with_columns=json_fields is None)
-    columns = SourceOptions(
-        columns=parse_columns(json_fields, "--json-fields") if json_fields else known,
+    tars, known = gather_tars(target, folders, split, names, with_columns=columns is None)
+    wanted = SourceOptions(
+        columns=parse_columns(columns, "--columns") if columns else known,
         name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
     )
-    if json_fields != "":
-        check_columns(target, tars.groups, columns)
+    if columns != "":
+        check_columns(target, tars.groups, wanted)
     with progress(f"index {target.name}", sum(map(len, tars.groups.values()))) as advance:
         indexed = index_folder(
             target,
             tars,
-            columns=columns,
+            columns=wanted,
             workers=num_workers,
             advance=advance,
             channels=parse_channels(channels),

@@ -237,7 +237,7 @@ def columns_of_tars(
     for field in fields:
         if required and field not in seen:
             raise DataError(
-                f"--json-fields {field!r}: no sample has it{did_you_mean(field, seen)}; in their "
+                f"--columns {field!r}: no sample has it{did_you_mean(field, seen)}; in their "
                 f"JSON is: {', '.join(sorted(seen)[:20]) or 'nothing'}"
             )
     columns = list[tuple[ColumnSpec, Origin, Any]]()

@@ -108,10 +108,10 @@ def test_a_half_done_build_with_other_columns_is_not_resumed(tmp_path):
 def test_shards_that_are_indexed_again_have_the_same_values(tmp_path):
     out = tmp_path / "out"
     build_dataset(out, "csv", write_csv(tmp_path / "in"), LAYOUT)
-    fields = SourceOptions(columns=parse_columns("patient,age,shot_at", "--json-fields"))
+    fields = SourceOptions(columns=parse_columns("patient,age,shot_at", "--columns"))
     # the same files; without a word about columns it is refused, as it loses them
     before, groups = tree(out), find_tars(out, None)
-    with pytest.raises(DataError, match="--json-fields age:integer,patient:text,shot_at:time"):
+    with pytest.raises(DataError, match="--columns age:integer,patient:text,shot_at:time"):
         check_columns(out, groups, SourceOptions())
     index_folder(out, Tars(groups), columns=fields)
     written = {"dataset.json": "", FILE: ""}  # what the index writes anew
@@ -147,7 +147,7 @@ def foreign_tar(folder: Path, trees: list[object]) -> Path:
 
 def index_foreign(folder: Path, fields: str, pattern: str = "") -> None:
     columns = SourceOptions(
-        columns=parse_columns(fields, "--json-fields"),
+        columns=parse_columns(fields, "--columns"),
         name_pattern=parse_pattern(pattern) if pattern else None,
     )
     index_folder(folder, Tars(find_tars(folder, None)), columns=columns)
@@ -287,7 +287,7 @@ def test_the_command_line_reads_groups_cuts_and_shows_columns(tmp_path, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "column icon text; 0 missing; 16 distinct; samples a value 3 / 3 / 3" in text
     assert run("verify", out) == 0
-    assert run("index", out, "--json-fields", "") == 0
+    assert run("index", out, "--columns", "") == 0
     assert [*load_index(out).manifest.columns] == ["path"]
 
 

@@ -133,9 +133,9 @@ def test_a_strange_json_is_read_or_one_line_that_names_the_member(text, tmp_path
     write_tar(tmp_path / "train-0.tar", ("k.jpg", jpeg(1)), ("k.json", text.encode()))
     assert run("index", tmp_path) == 0
     capsys.readouterr()
-    status = run("index", tmp_path, "--json-fields", "a")
+    status = run("index", tmp_path, "--columns", "a")
     error = capsys.readouterr().err
-    assert status == 0 or "k.json" in error or "--json-fields" in error
+    assert status == 0 or "k.json" in error or "--columns" in error
     assert "Traceback" not in error
     assert run("verify", tmp_path) == 0
 
@@ -326,11 +326,11 @@ def test_columns_and_images_of_joined_folders_are_of_one_type(tmp_path, capsys):
         words = ("--root", tmp_path / f"photos{k}", "--name-pattern", r"(?P<number>\w+)\.png")
         assert run("build", folders[-1], *words) == 0
     words = ("index", *folders, "--out", tmp_path / "out")
-    assert "--json-fields number:text" in error_of(capsys, *words)
-    assert run(*words, "--json-fields", "number:text") == 0
+    assert "--columns number:text" in error_of(capsys, *words)
+    assert run(*words, "--columns", "number:text") == 0
     column = load_index(tmp_path / "out").split("train").column("number")
     assert column.show([0, 1]) == ["7", "x"]
-    assert run(*words, "--json-fields", "") == 0
+    assert run(*words, "--columns", "") == 0
     assert [*load_index(tmp_path / "out").manifest.columns] == ["path"]
     white = ("--root", tmp_path / "photos1", "--background", "white")
     assert run("build", tmp_path / "white", *white) == 0

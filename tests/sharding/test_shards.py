@@ -452,7 +452,7 @@ def test_verify_names_shard_and_key_of_every_bad_sample(photos, tmp_path, capsys
     assert "train-000001" not in said
 
 
-# --- show, stats, --resize-shorter
+# --- show, stats, --resize-px
 
 
 def test_resized_images_have_the_shorter_side_asked_for_and_small_ones_their_bytes(tmp_path):
@@ -462,7 +462,7 @@ def test_resized_images_have_the_shorter_side_asked_for_and_small_ones_their_byt
     smooth.save(tmp_path / "photos" / "big.jpg", quality=95)
     smooth.save(tmp_path / "photos" / "big.png")
     smooth.resize((40, 30)).save(tmp_path / "photos" / "small.jpg")
-    run("build", tmp_path / "out", "--root", tmp_path / "photos", "--resize-shorter", 30)
+    run("build", tmp_path / "out", "--root", tmp_path / "photos", "--resize-px", 30)
     split = load_index(tmp_path / "out").split("train")
     reader = Reader(split, window_bytes=2**20)
     members = [bytes(raw.image) for raw in reader.rows(0, np.arange(3))]

@@ -149,7 +149,9 @@ def list_names(
 )
 def calibrate(
     gallery: GalleryFile,
-    strangers: Annotated[Path, argument("A folder of images of nobody enrolled.")],
+    folder: Annotated[
+        Path, argument("A folder of images of nobody enrolled.", metavar="STRANGERS")
+    ],
     model: Model,
     far: Far = 0.01,
 ) -> None:
@@ -159,9 +161,9 @@ def calibrate(
     """
     check_model(model.model)
     _check_there(gallery)
-    find_images(strangers)
+    find_images(folder)
     backbone = model.load()
-    paths = find_images(strangers, backbone.image_type)
+    paths = find_images(folder, backbone.image_type)
     book = _open(gallery, backbone)
     kept, embeddings = _embed(backbone, paths)
     for place, (nearest, *_) in zip(kept, book.rank(embeddings), strict=True):
@@ -176,7 +178,7 @@ def calibrate(
     if len(embeddings) * far < 1:
         few = f"fewer than {1 / far:.0f} strangers say little about FAR {far:g}"
         say(f"{few}: the threshold lies just above the highest of them", "yellow")
-    say_next(["gallery", "identify", gallery, strangers, "--model", model.model])
+    say_next(["gallery", "identify", gallery, folder, "--model", model.model])
 
 
 @command(
