@@ -75,7 +75,7 @@ def proved_here() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def few_resamples() -> Iterator[None]:
     """Intervals of few resamples, for a module whose claims are not about them."""
-    from sslpipe.evaluation.difference import bootstrap95, bootstrap_means95
+    from sslpipe.evaluation.intervals import bootstrap95, bootstrap_means95
 
     verification = import_module("sslpipe.evaluation.verification")  # a function has its name, too
     with pytest.MonkeyPatch.context() as patch:

@@ -116,7 +116,7 @@ NOT_REACHED = {
     "weights": (),
     "export": ("folder", "saved", "start"),
     "evaluation": (
-        *("difference", "embed", "groups", "knn", "label_free", "monitor", "neighbours", "result"),
+        *("embed", "groups", "intervals", "knn", "label_free", "monitor", "neighbours", "result"),
         "retrieval",
     ),
 }

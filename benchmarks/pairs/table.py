@@ -51,10 +51,10 @@ from benchmarks.trainings import (
 )
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
-from sslpipe.evaluation.difference import bootstrap_means95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import pixel_features
 from sslpipe.evaluation.groups import group_codes
+from sslpipe.evaluation.intervals import bootstrap_means95
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.evaluation.difference import Interval, wilson95
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.intervals import Interval, wilson95
 from sslpipe.evaluation.neighbours import nearest
 
 Integers = NDArray[np.int64]

@@ -1,25 +1,14 @@
-"""Intervals of 95 %: of a share, of a mean, and of the difference of two networks.
+"""The difference of two networks, with an interval of 95 % and a p-value: is one better?
 
-What is drawn again matters as much as the formula. Against a bank, test images answer one by one:
-`wilson95`, `paired_top1`. Inside one split (Recall@1, MAP@R) those of a class stand or fall
-together: `paired_means` takes whole classes. On simulated features (500 images of 10 to 50 classes)
-intervals over queries hold the true difference 44 to 88 times of 100, over classes 92 to 96 times.
+Test images that answer one by one: `paired_top1`. Those of a class stand or fall together:
+`paired_means` leaves out whole classes. `holm` holds several comparisons together.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-LEAST_CLASSES = 10  # for an interval over classes; of fewer, their spread is hardly known
-Z95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
-
-Interval = tuple[float, float]
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Hits = NDArray[np.bool_]
+from sslpipe.evaluation.intervals import Z95, Floats, Hits, Integers, Interval, jackknife
 
 
 class Difference(NamedTuple):
@@ -64,35 +53,18 @@ def paired_top1(ours: Hits, theirs: Hits) -> Difference:
 
 
 def paired_means(ours: Floats, theirs: Floats, classes: Integers) -> Difference:
-    """Compare two means over the same queries by leaving out a class at a time.
+    """Compare two means over the same queries by leaving out a class at a time: see `jackknife`.
 
     `ours` and `theirs` are (Q,) in [0, 1]; `classes` (Q,) labels, of two classes or more.
-
-    Source:
-        Shao and Tu 1995, The Jackknife and Bootstrap, section 1.4; the t distribution, as with few
-        groups the normal one is too short: Cameron and Miller 2015, J. Human Resources 50:317.
     """
-    known, group = np.unique(classes, return_inverse=True)
-    sums = np.bincount(group, ours - theirs)
-    sizes = np.bincount(group)
-    value = float(sums.sum() / sizes.sum())
-    count = len(known)
-    without = (sums.sum() - sums) / (sizes.sum() - sizes)  # (G,) a class left out
-    error = math.sqrt((count - 1) / count * float(((without - value) ** 2).sum()))
-    return _by_t(value, error, count, "classes")
+    from scipy.special import stdtr  # here: the import takes 0.15 s
 
-
-def means95(values: Floats, classes: Integers) -> tuple[list[Interval], str]:
-    """Compute intervals of the means of (Q, columns), and say over what: "classes" or "queries".
-
-    Of LEAST_CLASSES classes or more whole classes are left out, as in `paired_means`; else it is a
-    bootstrap over queries, too short where those of a class stand or fall together.
-    """
-    if len(np.unique(classes)) < LEAST_CLASSES:
-        return bootstrap_means95(values), "queries"
-    nothing = np.zeros(len(values))
-    ends = (paired_means(column, nothing, classes).interval95 for column in values.T)
-    return [(max(0.0, low), high) for low, high in ends], "classes"
+    mean = jackknife(ours - theirs, classes)
+    interval = _within(mean.value, mean.half95)
+    if mean.error == 0:  # the same difference everywhere
+        return Difference(mean.value, interval, float(mean.value == 0), "classes", mean.groups)
+    p = float(2 * stdtr(mean.groups - 1, -abs(mean.value) / mean.error))
+    return Difference(mean.value, interval, p, "classes", mean.groups)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -109,19 +81,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def wilson95(right: float, total: int) -> Interval:
-    """Compute Wilson's interval of a share.
-
-    Source:
-        Wilson 1927, JASA 22(158), as in Brown, Cai and DasGupta 2001, eq. 4.
-    """
-    share = right / total
-    z2 = Z95**2
-    centre = (share + z2 / (2 * total)) / (1 + z2 / total)
-    half = Z95 / (1 + z2 / total) * np.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
-    return max(0.0, float(centre - half)), min(1.0, float(centre + half))
-
-
 def unpaired_difference95(
     ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> tuple[float, Interval]:
@@ -135,44 +94,6 @@ def unpaired_difference95(
     down = math.hypot(p - low, their_high - q)
     up = math.hypot(high - p, q - their_low)
     return p - q, (p - q - down, p - q + up)
-
-
-def bootstrap95(right: Hits, *, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Compute a percentile interval of the mean of (draws, queries), both resampled."""
-    draws, queries = right.shape
-    hits = right.astype(np.float64)  # BLAS multiplies floats only; whole numbers stay exact
-    generator = np.random.default_rng(seed)
-    means = []
-    per_draw = generator.multinomial(draws, np.full(draws, 1 / draws), size=resamples) / draws
-    for weights in per_draw:
-        times = np.bincount(generator.integers(queries, size=queries), minlength=queries)
-        means.append(weights @ (hits @ times.astype(np.float64)) / queries)
-    return quantiles95(np.array(means)[:, None])[0]
-
-
-def bootstrap_means95(values: Floats, *, resamples: int = 1000, seed: int = 0) -> list[Interval]:
-    """Compute percentile intervals of the columns' means over resampled rows (rows, columns)."""
-    generator = np.random.default_rng(seed)
-    rows = len(values)
-    draws = (generator.integers(rows, size=rows) for _ in range(resamples))
-    return quantiles95([np.bincount(own, minlength=rows) @ values / rows for own in draws])
-
-
-def quantiles95(resampled: ArrayLike) -> list[Interval]:
-    """Return the 2.5 % and 97.5 % quantiles of each column, (resamples, columns)."""
-    low, high = np.quantile(np.asarray(resampled), [0.025, 0.975], axis=0)
-    return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
-
-
-def _by_t(value: float, error: float, count: int, unit: str) -> Difference:
-    """Interval and p-value by the t distribution of count - 1 degrees of freedom."""
-    from scipy.special import stdtr, stdtrit  # here: the import takes 0.15 s
-
-    interval = _within(value, float(stdtrit(count - 1, 0.975)) * error)
-    if error == 0:  # the same difference everywhere
-        return Difference(value, interval, float(value == 0), unit, count)
-    p = float(2 * stdtr(count - 1, -abs(value) / error))
-    return Difference(value, interval, p, unit, count)
 
 
 def _within(centre: float, half: float) -> Interval:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.intervals import bootstrap95
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, check_pair, knn_results
 from sslpipe.evaluation.result import Result, check_known
 from sslpipe.random import permutation

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.evaluation.difference import Interval, wilson95
+from sslpipe.evaluation.intervals import Interval, wilson95
 
 
 @dataclass(frozen=True)

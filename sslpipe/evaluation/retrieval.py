@@ -9,9 +9,9 @@ from torch import Tensor
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
-from sslpipe.evaluation.difference import Floats, Integers, means95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes
+from sslpipe.evaluation.intervals import Floats, Integers, means95
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units, float32_error, rank_keys
 from sslpipe.evaluation.result import Result

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, one_line
-from sslpipe.evaluation.difference import bootstrap95, means95, wilson95
 from sslpipe.evaluation.features import Progress
+from sslpipe.evaluation.intervals import bootstrap95, means95, wilson95
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.label_free import uniformity
 from sslpipe.evaluation.protocols import Pair, Protocols

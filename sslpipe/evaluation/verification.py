@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
-from sslpipe.evaluation.difference import Interval, quantiles95
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.intervals import Interval, quantiles95
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units
 from sslpipe.evaluation.result import Result

@@ -13,8 +13,8 @@ from sslpipe.data.index import load_index
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import plan_pairs
 from sslpipe.errors import DataError
-from sslpipe.evaluation.difference import wilson95
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.evaluation.intervals import wilson95
 from sslpipe.evaluation.whiten import FLOOR, fit_whitening
 from sslpipe.recipe.pretrain import Pairs
 from tests.helpers.columns import as_built

@@ -4,14 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, multivariate_normal, norm
 
-from sslpipe.evaluation.difference import (
-    bootstrap95,
-    holm,
-    paired_means,
-    paired_top1,
-    unpaired_difference95,
-    wilson95,
-)
+from sslpipe.evaluation.difference import holm, paired_means, paired_top1, unpaired_difference95
+from sslpipe.evaluation.intervals import bootstrap95, wilson95
 from sslpipe.evaluation.result import accuracy
 
 DRAWS = 2000  # a share of 95 % has a standard error of 0.5 points

@@ -6,9 +6,9 @@ import torch
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.arrays import knn
-from sslpipe.evaluation.difference import wilson95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import few_rows, few_shot_knn
+from sslpipe.evaluation.intervals import wilson95
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.neighbours import nearest
 

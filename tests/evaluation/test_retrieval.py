@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.difference import bootstrap_means95, means95
+from sslpipe.evaluation.intervals import bootstrap_means95, means95
 from sslpipe.evaluation.retrieval import PerQuery, retrieval, retrieval_per_query, summary
 from tests.evaluation.test_knn import brute_similarities, random_rows, rows, tied_rows
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from sslpipe.cli.suite import suite_table
-from sslpipe.evaluation.difference import paired_top1, wilson95
+from sslpipe.evaluation.difference import paired_top1
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.intervals import wilson95
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.label_free import uniformity
 from sslpipe.evaluation.result import Result
