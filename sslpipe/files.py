@@ -27,7 +27,7 @@ Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 MOST_BYTES = 2**26  # of a JSON file that is read whole
-MOST_REASONS = 5  # of one file that are told
+MOST_REASONS = 5  # of one file that are reported
 
 
 class Stored(BaseModel):

@@ -1,7 +1,7 @@
 """A pretraining's plan: all that is known of it before its first step.
 
 `Pretraining.make` resolves the recipe and fits weights, the rules below it refuse and remark;
-afterwards nobody changes the recipe. `pretrain` executes a plan, `check` prints it, `api.train`
+afterwards the recipe does not change. `pretrain` executes a plan, `check` prints it, `api.train`
 compares its identity with a run's.
 """
 
@@ -301,7 +301,7 @@ def backbone_is_slowed(plan: Pretraining, parts: Parts) -> Iterator[str]:
 
 
 def start_is_not_monitored(plan: Pretraining, parts: Parts) -> Iterator[str]:
-    """Mention that nobody sees whether a run from weights makes them worse."""
+    """Mention that nothing shows whether a run from weights makes them worse."""
     if plan.recipe.init and not plan.recipe.run.monitor_steps:
         settings = "" if len(plan.watched) else f" and {suggested_holdout(plan)[0]}"
         yield (

@@ -232,8 +232,8 @@ def _only_regular(descriptor: int, path: str | Path) -> int:
 def one_at_a_time(folder: Path, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
     """Let one process at a time be inside, of all that name this folder here; others wait.
 
-    `say` is told that this one waits. Where there are no such locks (Windows, some networks) none
-    does.
+    `say` gets a line that this one waits. Where there are no such locks (Windows, some networks)
+    none does.
     """
     try:
         fcntl: Any = importlib.import_module("fcntl")
@@ -398,7 +398,7 @@ def command_of(pid: int) -> str | None:
 def stop_signals() -> tuple[signal.Signals, ...]:
     """List the signals that ask a run to save and end; Windows lacks some of them.
 
-    Signals that a program may use for itself (timers, SIGUSR2) are included where nobody handles
+    Signals that a program may use for itself (timers, SIGUSR2) are included where nothing handles
     them: they would end the process unsaved. SIGHUP is not, where `nohup` had it ignored.
     """
     names = ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGQUIT"]

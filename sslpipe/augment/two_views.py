@@ -498,7 +498,7 @@ def _to_canvas(images: Tensor | Sequence[Tensor], channels: int) -> tuple[Tensor
                 f"images[{row}] has shape {tuple(image.shape)}; give "
                 f"{'RGB' if channels == 3 else 'images'}, channels first: ({channels}, H, W)"
             )
-    # what nearly is a picture in [0, 1]; a black one is none
+    # what nearly is a picture in [0, 1]; a black one is not
     if images[0].dtype == torch.float32 and 0.1 < float(max(i.max() for i in images)) <= 1:
         raise ValueError("images are float32 of at most 1; give values of 0..255, as images * 255")
     sizes = torch.tensor([image.shape[1:] for image in images])

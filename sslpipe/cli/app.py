@@ -114,8 +114,8 @@ def _program(
 def run(*words: str) -> None:
     """Run `sslpipe WORDS...` followed by this process's own arguments.
 
-    A user's mistake is one line on stderr and exit status 2. A command whose output nobody reads
-    any more does its work all the same.
+    A user's mistake is one line on stderr and exit status 2. A command whose output is no
+    longer read does its work all the same.
     """
     with lasting_streams() as streams:
         status = _run([*words, *sys.argv[1:]])

@@ -145,7 +145,7 @@ def print_built(out: Path, built: "Built") -> None:
 
 
 def print_report(folder: Path, manifest: "Manifest", report: "Report") -> None:
-    """Print what became of the images, what was left out, and what looks like a slip."""
+    """Print what became of the images, what was skipped, and what looks like a slip."""
     from sslpipe.sharding.report import FILE
 
     for line in report.lines():

@@ -64,7 +64,7 @@ def embed(
 ) -> None:
     """Write the features, labels and ids of every sample of a split, or of several.
 
-    One row per sample, in id order; samples that cannot be decoded are reported and left out. To
+    One row per sample, in id order; samples that cannot be decoded are reported and skipped. To
     resume an interrupted pass, run the same command, with any number of processes. Features are
     whitened where the export says so (`sslpipe whiten`).
     """
@@ -110,7 +110,7 @@ def embed(
 
 def _files(out: Path, splits: Sequence[str]) -> dict[str, Path]:
     """Return each split's file: --out with the split's name for {split}."""
-    if out.suffix not in ("", *FEATURE_SUFFIXES) and not out.is_dir():  # which is told
+    if out.suffix not in ("", *FEATURE_SUFFIXES) and not out.is_dir():  # which is reported
         raise UserError(f"--out {out}: features are written to {' or '.join(FEATURE_SUFFIXES)}")
     files = {split: Path(str(out).replace("{split}", split)) for split in splits}
     if len({*files.values()}) < len(splits):

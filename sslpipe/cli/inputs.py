@@ -76,7 +76,9 @@ def parse_ids(texts: Sequence[str] | None) -> list[int] | None:
     ids = [word for text in texts for word in re.split(r"[\s,]+", text.strip(" \t[],"))]
     for word in ids:
         if not re.fullmatch(r"[0-9]{1,18}", word):
-            raise UserError(f"--ids {shown(word)} is no sample's id; write numbers, as in 469,523")
+            raise UserError(
+                f"--ids {shown(word)} is not a sample's id; write numbers, as in 469,523"
+            )
     return [int(word) for word in ids]
 
 
@@ -135,7 +137,7 @@ def check_features(paths: Iterable[Path]) -> None:
 def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Path]:
     """Return every image under a folder, sorted, of the formats that a build reads.
 
-    What is hidden, or a system's, is left out, and each file is there once, as in `shards build`.
+    What is hidden, or a system's, is skipped, and each file is there once, as in `shards build`.
     `image_type` None: of any format, where the network is not yet known.
 
     Raises: UserError where there is none.

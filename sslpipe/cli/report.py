@@ -86,7 +86,7 @@ def report(
 
 
 def _views(run_dir: Path, index: "DatasetIndex") -> bytes | None:
-    """Draw the PNG of `sslpipe preview RUN`; None, and the reason told, where that cannot be."""
+    """Draw the PNG of `sslpipe preview RUN`; None, with the reason shown, where that cannot be."""
     from sslpipe.api import make_plan
     from sslpipe.check.preview import preview
 

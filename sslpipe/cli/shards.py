@@ -178,7 +178,7 @@ def index(
     A sample is all members up to the first dot of their names: KEY.jpg, KEY.png or KEY.webp (with
     --channels KEY.npy), or its one KEY.ANYTHING.jpg, with an optional integer label in KEY.cls and
     columns in KEY.json. Images whose names differ behind that dot only (v1.0.jpg, v1.1.jpg) are
-    samples of their own. Other members are left out, and counted. mean and std in dataset.json are
+    samples of their own. Other members are skipped, and counted. mean and std in dataset.json are
     ImageNet's, those of the channels, or those of the folders that are joined.
     """
     from sslpipe.sharding.arrays import parse_channels, parse_range

@@ -286,7 +286,7 @@ def _find_start(
 
 
 def _table(facts: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a table of an export's facts, which may be anybody's: {} where it is none."""
+    """Return a table of an export's metadata, which may be anything: {} where it is not one."""
     table = facts.get(key)
     return table if isinstance(table, dict) else {}
 
@@ -458,7 +458,7 @@ def embed_other(other: Other, splits: tuple[Split, Split], embedding: Embedding)
 def find_leaks(splits: tuple[Split, Split], sets: Sets, num_workers: int) -> Leaks | None:
     """Find the test samples that are in train; pixels that it needs as features stay in `sets`.
 
-    A satellite looks for them; where there is none, that is said.
+    A satellite looks for them; where there is none, a line says so.
     """
     finders = offered("leaks")
     if not finders:

@@ -293,7 +293,7 @@ def runs(
     Nothing is deleted.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder; name one with runs in it")
+        raise UserError(f"{folder} is not a folder; name one with runs in it")
 
     from sslpipe.run.status import list_runs
 

@@ -239,7 +239,7 @@ def outliers(
     keys = keys_of(split, [one.id for one in far])
     found = [*(one._replace(key=keys[one.id]) for one in far), *bad]
     table = []
-    for one in found:  # six digits; none of what is none
+    for one in found:  # six digits; nothing for None
         numbers = {"value": one.value, "limit": one.limit}
         short = {k: None if isnan(v) else float(f"{v:.6g}") for k, v in numbers.items()}
         table.append({"split": split.name, **one._asdict(), **short})
@@ -359,7 +359,7 @@ def select(
     if split.has_values(COLUMN):
         kept = one_of_each(split.column(COLUMN).groups.code_of(rows.ids.numpy()), known)
         if not kept.all():
-            show(f"{(~kept).sum()} copies of other samples are left out, by {COLUMN}")
+            show(f"{(~kept).sum()} copies of other samples are skipped, by {COLUMN}")
         rows = rows.rows(torch.from_numpy(kept))
         known = known[kept]
     with working("select"):

@@ -56,7 +56,7 @@ def cluster(rows: Embeddings, count: int, *, seed: int = 0, tries: int = 1) -> C
     order = np.argsort(rows.ids.cpu().numpy(), kind="stable")
     units = F.normalize(rows.features.cpu().float(), dim=1).numpy()[order]
     with one_thread_an_operation(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # too few distinct rows: told below
+        warnings.simplefilter("ignore", ConvergenceWarning)  # too few distinct rows: reported below
         fitted = KMeans(count, n_init=tries, random_state=seed, max_iter=100).fit(units)
     labels = fitted.labels_.astype(np.int64)
     centres = fitted.cluster_centers_

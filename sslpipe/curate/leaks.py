@@ -92,7 +92,7 @@ def small_pictures(pixels: Tensor, channels: int = 3) -> Tensor:
     (N, C S S), or (N, S S) of grey RGB -> (N, C or 1, side, side).
     """
     width = pixels.shape[1]
-    if channels == 3 and isqrt(width) ** 2 == width:  # thrice a square is none
+    if channels == 3 and isqrt(width) ** 2 == width:  # three times a square is not a square
         channels = 1
     side = isqrt(width // channels)
     pictures = pixels.view(-1, channels, side, side)

@@ -236,7 +236,7 @@ def write_images(split: Split, ids: ArrayLike, folder: Path) -> dict[int, Path]:
         if isinstance(raw.image, BadSample) or kind is None:
             raise DataError(
                 f"split {split.name!r}, key {raw.key!r} has no image; embed the split again, which "
-                "leaves out what cannot be read"
+                "skips what cannot be read"
             )
         written[sample_id] = folder / f"{split.name}-{sample_id:09d}.{kind}"
         write_atomically(written[sample_id], bytes(raw.image), sweep=False)

@@ -58,12 +58,12 @@ def labelled_ids(path: Path, split: str, samples: int) -> set[int]:
     """Read which samples of a split have a label in a table with the columns split, id and label.
 
     Args:
-        path: The table; an empty label is none.
+        path: The table; an empty label is no label.
         split: Its name.
         samples: How many it has.
 
     Raises:
-        DataError: As `read_table`, an id is none of the split's samples, or none has a label.
+        DataError: As `read_table`, an id is not one of the split's samples, or none has a label.
     """
     found = set[int]()
     for number, row in enumerate(read_table(path, ("split", "id", "label")), 2):  # 1: the names

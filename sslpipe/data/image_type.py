@@ -1,8 +1,9 @@
 """What the images of a data set are: their channels, depth, and the range that views work in.
 
 Everything after the decoder sees one of two tensors: uint8 in 0..255, or float32 in the same
-units, where each channel's `low` is 0 and its `high` 255 (values outside of the range go on beyond
-them: nothing is clamped). So views, networks and exports know channels, and no other depth.
+units, where each channel's `low` is 0 and its `high` 255 (values outside of the range
+continue beyond them: nothing is clamped). So views, networks and exports know channels, and no
+other depth.
 """
 
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ STAND_IN_TRIES = 100  # bad samples in a row before the data are given up
 MOST_OF_MEMORY = 0.5  # of what is free, for run.cache = "device": the rest is for the training
 
 Shown = tuple[Batch, Integers | None]  # and the samples of second views; None: all their own
-DrawPartners = Callable[[int], Integers | None]  # of a step; None: nobody has one
+DrawPartners = Callable[[int], Integers | None]  # of a step; None: no sample has one
 # read a step, decode a part of it, make its batch of the parts
 Stages = tuple[Callable[[int], list[Any]], Callable[[Any], Any], Callable[[int, list[Any]], Shown]]
 
@@ -42,7 +42,7 @@ class Taken(NamedTuple):
     raws: list[Raw | None]  # None: kept decoded
     plan: StreamPlan
     begin: int  # position of the first one in the stream
-    partners: list[int] | None  # own ids where both views show the sample; None: nobody has one
+    partners: list[int] | None  # own ids where both views show the sample; None: no sample has one
     partner_raws: list[Raw | None]  # that are in memory
 
 

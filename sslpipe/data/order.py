@@ -32,7 +32,7 @@ def held_out(labels: Integers, count: int, groups: Integers | None = None) -> In
 
     Args:
         labels: (N,) int64. Samples without a label (-1) are never taken, but with their group.
-        count: Of the slice; each class gives its share, rounded. 0: nobody.
+        count: Of the slice; each class gives its share, rounded. 0: no sample.
         groups: (N,) number of each sample's group, which is taken whole or not at all; then the
             slice has as nearly `count` labelled samples as that allows; see `choose_groups`.
 

@@ -3,7 +3,7 @@
 Partners are a pure function of integers, like the order in `order.py`.
 A partner of a sample is another sample of the split that is not held out, has the same value in all
 of some columns, is near in a column of times or numbers, and differs in other columns. A sample
-with a missing value in any of these has no partner, and is nobody's.
+with a missing value in any of these has no partner, and is not one.
 
 The textbook, for one sample:
 
@@ -133,7 +133,7 @@ class Partners:
             partners[rows[fit]] = drawn[fit]
             rows = rows[~fit]
 
-        # few fit, or nobody: list them
+        # few fit, or none: list them
         for row in rows.tolist():
             sample = ids[row : row + 1]
             own = tuple(value.item() for value in self._values_that_differ(sample))
@@ -231,7 +231,7 @@ class Pairing:
         self.drawn = lru_cache(maxsize=_STEPS_KEPT)(self._drawn)
 
     def _drawn(self, step: int, streams: range) -> Integers | None:
-        """Return the partners of what the streams serve in a global step; None: nobody has one."""
+        """Return the partners of what the streams serve in a global step; None: none has one."""
         if self.partners is None:
             return None
         return self.partners.of_samples(*self.order.ids(step, streams))

@@ -67,7 +67,7 @@ def is_remote(url: str) -> bool:
 
 
 def size_of(url: str) -> int | None:
-    """Ask for a file's bytes; None where there is none. Raises: DataError where nobody answers."""
+    """Ask for a file's bytes; None where there is none. Raises: DataError without an answer."""
     if (local := local_path(url)) is not None:
         return os.path.getsize(local) if os.path.isfile(local) else None
     filesystem, path = _filesystem(url)

@@ -50,7 +50,7 @@ def clusters(bank: Embeddings, queries: Embeddings, *, seed: int = 0) -> list[Re
     found = []
     threads = import_module("threadpoolctl")  # scikit-learn brings it; it has no types
     with threads.threadpool_limits(limits=1), warnings.catch_warnings():  # one thread: equal sums
-        warnings.simplefilter("ignore", ConvergenceWarning)  # too few distinct rows: told below
+        warnings.simplefilter("ignore", ConvergenceWarning)  # too few distinct rows: reported below
         for start in range(STARTS):
             k_means = KMeans(count, n_init=1, random_state=seed + start, max_iter=100)
             found.append(k_means.fit_predict(units))

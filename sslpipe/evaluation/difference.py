@@ -28,7 +28,7 @@ class Difference(NamedTuple):
 def excludes_zero(interval: Sequence[float]) -> bool:
     """Return whether an interval of shares excludes 0 as it is printed: in points, one decimal.
 
-    No reader is told "better" beside "+0.0 to +1.2".
+    So that "better" never stands beside "+0.0 to +1.2".
     """
     low, high = (round(100 * end, 1) for end in interval)
     return low > 0 or high < 0

@@ -77,7 +77,7 @@ def fit_flattening(
 ) -> tuple[Whitening | None, str]:
     """Fit what a gallery or a search does to features by default, on its own images alone.
 
-    `by_labels`: labels, where there are enough, choose the power, or that none helps. `say` is told
+    `by_labels`: labels, where there are enough, choose the power, or that none helps. `say` gets
     where rows are few. Returns None where the features stay as they are; and words for the user.
     """
     count = len(rows.ids)

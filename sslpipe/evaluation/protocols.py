@@ -138,7 +138,7 @@ class Protocols:
     ) -> list[Measured]:
         """Measure a set, plain and flattened, by the power that `choose_power` finds on train.
 
-        With `use_up` nobody needs the plain features later: they are flattened in place.
+        With `use_up` the plain features are not needed later: they are flattened in place.
         """
         columns = self.columns()
         found = list[Measured]()

@@ -60,7 +60,7 @@ Measured = tuple[str, float | None, str | None, Result]
 
 
 def check_known(name: str, value: str, known: Iterable[str]) -> None:
-    """Raise DataError where a value is none of those that are known."""
+    """Raise DataError where a value is not one of the known ones."""
     names = [*known]
     if value not in names:
         near = did_you_mean(value, names)

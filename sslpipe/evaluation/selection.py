@@ -44,7 +44,7 @@ class Condition(NamedTuple):
 
 
 def parse_conditions(text: str) -> list[Condition]:
-    """Read what stands behind --where; what is none is a DataError."""
+    """Read what stands behind --where; anything else is a DataError."""
     conditions: list[Condition] = []
     end = 0
     while not conditions or end < len(text):
@@ -71,7 +71,7 @@ def parse_conditions(text: str) -> list[Condition]:
 def select(conditions: list[Condition], split: Split, ids: ArrayLike) -> NDArray[np.bool_]:
     """Return for which samples all conditions hold. (n,) ids -> (n,).
 
-    That there is no such column, or a value is none of it, is a DataError that names the nearest.
+    That there is no such column, or no such value in it, is a DataError that names the nearest.
     """
     ids = np.asarray(ids, np.int64)
     chosen = np.ones(len(ids), bool)

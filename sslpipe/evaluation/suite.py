@@ -63,7 +63,7 @@ def run_suite(
 
     Args:
         sets: Name -> (train, test), all of the same samples, in the order of the table; or what
-            makes them when their turn comes, but for the first: one that fails is left out; they
+            makes them when their turn comes, but for the first: one that fails is omitted; they
             are flattened in place.
         facts: Where the features come from, plain values.
         against: Those of the sets that are other networks', to compare with; see `verdict`.
@@ -71,7 +71,7 @@ def run_suite(
         not_compared: Sentences on networks that could not be.
         not_measured: Sentences on what else could have been; what makes a set may add some.
         leaked: (L,) ids of test samples that have a near-duplicate in train: each number of the
-            table is given without them, too. None: nobody has looked for them.
+            table is given without them, too. None: not checked.
         leaked_by: How they were found.
         seed: Of all that is drawn.
         device: Where the features are searched, if it has float64; they are moved there.

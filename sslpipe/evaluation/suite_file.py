@@ -132,7 +132,7 @@ class _Report(Stored):
     # name of a set -> why it is not there, as "interrupted"
     incomplete: dict[str, str] = Field(default_factory=dict)
     start_uniformity: Finite | None = None  # of the start's features, see label_free.uniformity
-    leakage: _Leakage | None = None  # None: nobody has looked
+    leakage: _Leakage | None = None  # None: not checked
 
     @model_validator(mode="after")
     def _measured(self) -> Self:
@@ -182,7 +182,7 @@ def features_name(row: Mapping[str, Any], name: str | None = None) -> str:
 
 
 def own_name(facts: Mapping[str, Any], others: Iterable[str]) -> str:
-    """Return what "ssl" is called where people read; none of the `others`."""
+    """Return what "ssl" is called where people read; not one of the `others`."""
     name = facts.get("name")
     return one_line(name) if isinstance(name, str) and name not in ("", *others) else "this model"
 

@@ -3,7 +3,7 @@
 The answer stands on one measure, fixed before test is looked at: kNN top-1 with all labels (k = 20,
 as in the table), or Recall@1 inside test where train has not the classes of most test samples. Both
 networks are taken in the same form, as they are or whitened: the one in which the two together
-score more, which favours neither. Nobody wins by scale, which `sslpipe whiten` corrects without
+score more, which favours neither. Neither wins by scale, which `sslpipe whiten` corrects without
 training: the answer must also be clear where the network that is behind is taken in its other form,
 and the difference of both in the other form must not be of the other sign. All must hold, so the
 largest p-value counts. Other measures have intervals and no answer.

@@ -57,7 +57,7 @@ def fit_whitening(
             more rows than features. None: FLOOR, or more where rows are few; see `floor_for`.
         dims: Axes of the largest variances that are kept; None: all.
         power: 1 whitens, less flattens the spectrum in part, 0 only centres and rotates.
-        say: Told where rows are few.
+        say: Called with a line where rows are few.
     """
     return fit_powers(train, (power,), floor, dims, say)[0]
 

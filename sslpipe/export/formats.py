@@ -59,7 +59,7 @@ def _extra_layers(model: FrozenBackbone, theirs: str, *, head: bool = False) -> 
         (own.embedding is not None and not (head and isinstance(own.embedding, nn.Linear)), layer),
         (own.normalize and not head, "its features are normalised to length 1"),
         (pool != "avg", f"it has backbone.pool = {pool!r}, and that library averages"),
-        (stem not in (None, "imagenet"), f"its small-image stem {stem!r} is none of {theirs}"),
+        (stem not in (None, "imagenet"), f"its small-image stem {stem!r} is not one of {theirs}"),
     )
     return next((text for has, text in extra if has), None)
 
@@ -70,7 +70,7 @@ def _refuses_torchvision(model: FrozenBackbone) -> str | None:
     if (extra := _extra_layers(model, f"torchvision.models.{architecture}")) is not None:
         return extra
     if family != "torchvision":
-        return f"a {kind!r} backbone is none of torchvision's"
+        return f"a {kind!r} backbone is not one of torchvision's"
     if architecture.startswith("vit_") and model.config.crop_px != 224:
         return (
             f"{architecture} at {model.config.crop_px} px has another position table than "
@@ -93,7 +93,7 @@ def _refuses_timm(model: FrozenBackbone) -> str | None:
     # by name: to import torchvision takes a second, and who has such a network has imported it
     bases = {f"{each.__module__}.{each.__name__}" for each in type(model.backbone.network).__mro__}
     if family != "timm" and "torchvision.models.resnet.ResNet" not in bases:
-        return f"a {kind!r} backbone is none of timm's, nor a ResNet, whose keys it shares"
+        return f"a {kind!r} backbone is not one of timm's, nor a ResNet, whose keys it shares"
     return None
 
 

@@ -96,7 +96,7 @@ def load_backbone(
     is_run = parsed.scheme == "sslpipe" and (parsed.path / "recipe.json").exists()
     for option, value in (("--checkpoint", checkpoint), ("--weights", weights)):
         if value is not None and not is_run:
-            raise UserError(f"{option} {value} is for a run directory, and {source} is none")
+            raise UserError(f"{option} {value} is for a run directory, and {source} is not one")
     if parsed.scheme == "join":
         model = join([load_backbone(part.text) for part in parsed.parts], parsed.text)
     elif parsed.scheme == "sslpipe":
@@ -199,7 +199,7 @@ def load_run(
     written = read_description(run_dir, "recipe.json", Tree)
     tree = {**written, **identity.recipe}
     if isinstance(teacher := written.get("teacher"), dict) and tree["teacher"]:
-        # where its file was, which the identity leaves out
+        # where its file was, which the identity omits
         tree["teacher"] = {"features": teacher.get("features"), **tree["teacher"]}
     with made_with(plugins_of(run_dir)):
         recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)

@@ -35,7 +35,7 @@ class FrozenBackbone(SavedBackbone):
     """A backbone to use: in eval mode, without gradient, with the view that its features need.
 
     To train it, switch gradients on (`requires_grad_()`) and set `train()`. The projector moves and
-    changes its mode with it, but is none of its submodules, as `forward` does not use it: DDP
+    changes its mode with it, but is not one of its submodules, as `forward` does not use it: DDP
     refuses parameters that get no gradient.
 
     Args:

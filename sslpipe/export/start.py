@@ -1,7 +1,7 @@
 """The weights that a run starts from: random, named by the user, or kept in RUN/init.
 
 RUN/init is an export in the safetensors format, `load_backbone` reads it. It is what a resume, the
-decay towards the start and comparisons with the start take: nobody needs the source again.
+decay towards the start and comparisons with the start take: the source is not needed again.
 """
 
 import os

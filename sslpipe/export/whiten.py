@@ -33,7 +33,7 @@ def whiten_export(
         train: A features file of the train split, by this export, not whitened.
         dims: As in `fit_whitening`.
         power: As in `fit_whitening`; None: what `choose_power` finds on TRAIN.
-        say: Told which power was chosen, and why.
+        say: Called with the power that was chosen, and why.
 
     Returns:
         The number of features before and after.

@@ -109,7 +109,7 @@ class DistillLoss(Objective):
         """Compute 1 - cosine of each view, (2B,)."""
         _check_width(z.shape[2], t.shape[2])
         agreement = (z * t).sum(2).flatten()
-        self._agreement = agreement.detach().mean()  # a tensor: nobody waits for it here
+        self._agreement = agreement.detach().mean()  # a tensor: it is not waited for here
         return 1 - agreement
 
     def _cosines(self, z: Tensor, t: Tensor, names: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ def validation_ids(split: Split, classes: int | Sequence[str], names: Sequence[s
         names: Of the data set's classes, by label.
 
     Raises:
-        RecipeError: A name that is none of the classes, or no class is left to train on.
+        RecipeError: A name that is not one of the classes, or no class is left to train on.
     """
     present = np.unique(split.labels[split.labels >= 0])
     if isinstance(classes, int):
@@ -129,7 +129,7 @@ def validation_ids(split: Split, classes: int | Sequence[str], names: Sequence[s
 def untrained_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> Integers:
     """Return the sorted ids that are not trained on: those held out, and their groups.
 
-    With data.holdout_by, a group that has a sample in a validation class is left out whole.
+    With data.holdout_by, a group that has a sample in a validation class is skipped whole.
     """
     split, names = labelled_split(recipe, index)
     by = recipe.data.holdout_by

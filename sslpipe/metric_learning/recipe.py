@@ -167,7 +167,7 @@ class FinetuneRecipe(RunRecipe):
 
     @property
     def keeps_best(self) -> bool:
-        """Whether run.keep is "best" where it is left out: of every fine-tuning."""
+        """Whether run.keep is "best" where it is not set: of every fine-tuning."""
         return True
 
     def load(self, world: int) -> Load:

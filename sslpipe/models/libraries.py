@@ -29,7 +29,7 @@ class TransformersTower(nn.Module):
     """A model of transformers: normalised images -> its pooled features.
 
     What the model itself pools counts (its class token, its mean); a pooler that is a dense layer
-    behind the class token, as BERT has it, is left out. A model that pools nothing gives its class
+    behind the class token, as BERT has it, is omitted. A model that pools nothing gives its class
     token, else the mean of its last hidden state.
 
     Args:

@@ -29,7 +29,7 @@ def most_image_bytes() -> int:
     try:
         return int(float(text) * 2**30)
     except (ValueError, OverflowError):
-        raise UserError(f"SSLPIPE_IMAGE_GB = {shown(text)} is no number of GiB") from None
+        raise UserError(f"SSLPIPE_IMAGE_GB = {shown(text)} is not a number of GiB") from None
 
 
 def check_side(what: str, side_px: int) -> None:

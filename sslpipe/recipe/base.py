@@ -134,18 +134,18 @@ class RunConfig(Settings):
     log_steps: Positive = 10
     """Optimizer steps between two log lines."""
     monitor_steps: NonNegative | None = None
-    """Optimizer steps between two evaluations on held-out samples; 0: never. Left out: a tenth of
+    """Optimizer steps between two evaluations on held-out samples; 0: never. Not set: a tenth of
     the run where `keep` is best or `patience` is set, else never."""
     save_steps: Positive = 500
     """Optimizer steps between two checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """How many checkpoints stay; one of them may be in the middle of being written."""
     keep: Literal["last", "best"] | None = None
-    """Left out: best in a run from weights and in a fine-tuning, if samples are held out to choose
+    """Not set: best in a run from weights and in a fine-tuning, if samples are held out to choose
     by, else last. best: the checkpoint of the best evaluation stays, as `--checkpoint best`. With
     `optim.ema` the trained and the averaged weights both compete. In a run from weights these
-    compete, too, as step 0, and every command takes the best unless told otherwise: it is never
-    below the start, by the held-out images. Else every command takes the last one."""
+    compete, too, as step 0, and every command takes the best unless --checkpoint says otherwise: it
+    is never below the start, by the held-out images. Else every command takes the last one."""
     patience: NonNegative = 0
     """End the run, as done, when so many evaluations in a row were no better than the best one; 0:
     never. The learning rate still follows the whole length of the run."""
@@ -268,7 +268,7 @@ class RunRecipe(Settings):
 
     @property
     def keeps_best(self) -> bool:
-        """Whether run.keep is "best" where it is left out: of a run from weights."""
+        """Whether run.keep is "best" where it is not set: of a run from weights."""
         return bool(self.init)
 
     def with_watch(self, can_choose: bool) -> Self:
@@ -308,7 +308,7 @@ def divisors(number: int) -> list[int]:
 def not_a_file_name(text: str) -> str | None:
     """Return why a text cannot be the name of a file or a folder; None where it can."""
     if not text.strip() or text in (".", ".."):
-        return "is no name"
+        return "is not a name"
     if re.search(r"[/\\\x00-\x1f\x7f]", text) or not text.isprintable():
         return "holds a slash, a backslash or a character that cannot be printed"
     if len(text.encode("utf-8", "replace")) > 200:

@@ -30,7 +30,7 @@ class Data(RunData):
     shuffle_window: Positive = 256
     """Samples shuffled together inside a stream."""
     holdout: NonNegative | None = None
-    """Samples of the split held out from training, for evaluations during the run; left out: a
+    """Samples of the split held out from training, for evaluations during the run; not set: a
     tenth, at most 2,000, in a run from weights (with labels or without), else none. Of 100 images
     kNN is known to about 10 points, of 1,000 to 3, and what is held out teaches nothing."""
     holdout_by: str | None = None

@@ -49,7 +49,7 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Put `section.key=value` overrides into a tree. Raises: RecipeError for one that is none."""
+    """Put `section.key=value` overrides into a tree. Raises: RecipeError for any other word."""
     for override in overrides:
         _apply(tree, override)
 

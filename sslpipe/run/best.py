@@ -44,7 +44,7 @@ class Best:
     """Follows the evaluations of a run; the same on all ranks.
 
     With optim.ema the better ones of trained and averaged weights count, of equal ones the trained.
-    Where the start is a candidate, every command takes the best checkpoint unless told otherwise.
+    Where the start is a candidate, every command takes the best checkpoint by default.
 
     Args:
         config: The recipe's [run].

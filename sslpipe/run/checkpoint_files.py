@@ -169,7 +169,7 @@ def damage_of(checkpoint: Path) -> str | None:
 
 
 def read_state(checkpoint: Path) -> State:
-    """Read a checkpoint's state.json. Raises: CheckpointError where it is none of this program."""
+    """Read a checkpoint's state.json. Raises: CheckpointError where it is another file."""
     return read_json(checkpoint / "state.json", State, error=CheckpointError)
 
 

@@ -16,7 +16,7 @@ from rich.segment import Segment
 
 from sslpipe.errors import printable
 
-GONE = (errno.EPIPE, errno.EIO)  # nobody will read again; a full disk may have room later
+GONE = (errno.EPIPE, errno.EIO)  # it will not be read again; a full disk may have room later
 
 
 class SafeConsole(Console):

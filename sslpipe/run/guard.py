@@ -57,7 +57,7 @@ class StepGuard:
 
     Attributes:
         skipped: Non-finite steps, those before first_step included; `settle` reads the last.
-        overflows: Steps that an fp16 scaler lowered its scale for, which are none of those.
+        overflows: Steps that an fp16 scaler lowered its scale for, which are not among those.
         on_device: Whether the device decides, and the host does not wait for it.
 
     Args:
@@ -68,7 +68,7 @@ class StepGuard:
         folder: Where a skipped step's ids are written (bad_steps.RANK.jsonl, each rank's own rows).
         first_step: Where the run begins or is resumed.
         rank: Of this process.
-        warn: Tells of a skipped step when its numbers are read.
+        warn: Called for a skipped step when its numbers are read.
         optim: The recipe's section, for the message that ends a run.
         precision: Of the run, for the same.
         on_device: None: on CUDA, with an optimizer that takes `found_inf`.

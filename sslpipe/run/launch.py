@@ -223,7 +223,7 @@ def describe_run(
 
 
 def _without_secrets(word: str) -> str:
-    """Leave out what may be secret of a URL: user and password, and the query."""
+    """Omit what may be secret of a URL: user and password, and the query."""
     word = re.sub(r"(://[^?]*\?).*", r"\1...", word)
     return re.sub(r"://[^/?#@]*@", "://...@", word)
 

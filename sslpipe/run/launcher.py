@@ -38,7 +38,7 @@ def launched_processes() -> int:
     """Read how many processes a launcher started; 1 where there is none."""
     text = os.environ.get("WORLD_SIZE", "1")
     if not text.isdecimal():
-        raise UserError(f"WORLD_SIZE = {text!r} is no number of processes; unset it")
+        raise UserError(f"WORLD_SIZE = {text!r} is not a number of processes; unset it")
     return int(text)
 
 

@@ -51,8 +51,8 @@ class Match(NamedTuple):
 class Gallery:
     """Keep names and their embeddings, on the CPU.
 
-    A query scoring below `threshold` is nobody in the gallery. Until `calibrate` sets it, it is -1,
-    and whoever is asked about gets the nearest name: `identify` warns of it.
+    A query scoring below `threshold` is a stranger to the gallery. Until `calibrate` sets it, it is
+    -1, and whoever is asked about gets the nearest name: `identify` warns of it.
 
     Args:
         dim: D of the embeddings; their length means nothing, but it may not be 0.
@@ -92,7 +92,7 @@ class Gallery:
 
     @property
     def calibrated(self) -> bool:
-        """Whether a threshold is set, so that a stranger can be nobody."""
+        """Whether a threshold is set, so that a stranger is recognised as one."""
         return self.threshold > -1
 
     def embeddings(self, name: str) -> Tensor:

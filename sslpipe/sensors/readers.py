@@ -138,7 +138,7 @@ def _cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
     if dtype.kind == "f" and pixels.dtype.kind in "ui" and pixels.dtype.itemsize > 2:
         largest = max(abs(int(pixels.max(initial=0))), abs(int(pixels.min(initial=0))))
         if largest > EXACT_FLOAT32:
-            raise BadSample(f"holds the integer {largest}, which is none of float32: divide it")
+            raise BadSample(f"holds the integer {largest}, which float32 cannot hold: divide it")
     with np.errstate(over="ignore"):
         return pixels.astype(dtype, copy=False)
 

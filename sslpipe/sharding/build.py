@@ -155,7 +155,7 @@ def build_dataset(
     _check_type(manifest, splits, layout, made.dtype)
     plans = [plan_split(key, value, layout) for key, value in splits.items()]
 
-    # the shards; until dataset.json names them, nobody reads them
+    # the shards; until dataset.json names them, they are not read
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
     with one_at_a_time(out / FOLDER):
         if overwrite:

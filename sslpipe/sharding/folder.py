@@ -60,11 +60,11 @@ _SYSTEM = frozenset(
 
 
 class Entry(NamedTuple):
-    """A file or folder below the root: an image, or why it is left out."""
+    """A file or folder below the root: an image, or why it is skipped."""
 
     path: Path
-    reason: str = ""  # it is left out
-    kind: str = ""  # of what is left out, such as a suffix
+    reason: str = ""  # why it is skipped
+    kind: str = ""  # of what is skipped, such as a suffix
     absent: str = ""  # why an image that should be there cannot be read
     is_link: bool = False
 
@@ -84,7 +84,7 @@ def walk(
     Args:
         root: The folder.
         suffixes: How names of images end.
-        without: Folders that are left out.
+        without: Folders that are skipped.
     """
     above = {_identity(parent.stat()) for parent in root.resolve().parents}
     excluded = {_identity(folder.stat()) for folder in without if folder.is_dir()}
@@ -140,7 +140,7 @@ _OF_SYSTEM = "files and folders of a system or NAS"
 
 
 def _reason_of_name(name: str) -> str:
-    """Return why a file or folder of this name is left out unseen; "" where it is not."""
+    """Return why a file or folder of this name is skipped without a line; "" where it is not."""
     if name.lower() in _SYSTEM or name.startswith(("._", ".@", ".DS_Store", ".thumbnails")):
         return _OF_SYSTEM
     return "hidden files and folders" if name.startswith(".") else ""
@@ -322,7 +322,7 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     if names and only is None:
         _check_filled(root, splits, [entry.path for entry in images], folders)
 
-    # each file that is asked for: a sample of a split, or left out
+    # each file that is asked for: a sample of a split, or skipped
     placed = list[tuple[Entry, str | None]]()
     for entry in entries:
         split = splits.of(entry.path.relative_to(root).parts) if names else chosen[0]

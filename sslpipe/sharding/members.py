@@ -88,7 +88,7 @@ def remarks_on(raw: bytes, *, on_background: bool) -> list[str]:
 
 
 def _with_alpha(raw: bytes) -> Image.Image | None:
-    """Open an image whose header tells of alpha; None: it tells of none."""
+    """Open an image whose header declares alpha; None: it declares none."""
     if image_kind(raw) == "jpg":
         return None
     image = _open(raw, (*_WITH_ALPHA, *_OTHER_FORMATS))

@@ -1,7 +1,7 @@
 """What a build or an index made of what was there: the report printed, and build-report.json.
 
 It answers whether what went in is what the user meant: what became a split, a class and a sample,
-what was left out and why, and what looks like a slip.
+what was skipped and why, and what looks like a slip.
 """
 
 import unicodedata
@@ -21,7 +21,7 @@ from sslpipe.sharding.split_names import names_like_splits
 FILE = "build-report.json"  # beside dataset.json
 MOST_NAMED = 3  # names in a line
 MOST_KINDS = 6  # such as suffixes, in a line
-MOST_LINES = 24  # of left out, of images, of doubts: one screen
+MOST_LINES = 24  # of skipped, of images, of doubts: one screen
 SHORTEST_NEAR = 4  # letters of the longer of two names that may be a slip of each other
 
 
@@ -99,7 +99,7 @@ class Report(BaseModel):
             if split.unlabelled:
                 line += f", {split.unlabelled:,} without a label"
             lines.append(line)
-        lines += [f"left out: {line}" for line in _group_lines(self.left_out)]
+        lines += [f"skipped: {line}" for line in _group_lines(self.left_out)]
         of = f" of {counted(self.looked_at, 'image')}" if self.looked_at else " images"
         lines += _group_lines(self.images, of)
         lines += [f"look at this: {doubt}" for doubt in self.doubts]
@@ -175,7 +175,7 @@ def save_report(folder: Path, report: Report) -> None:
 
 
 def class_counts(index: DatasetIndex, split: str) -> dict[str, int]:
-    """Count the samples of each class of a split, by name; those without a label are left out."""
+    """Count the samples of each class of a split, by name; those without a label are omitted."""
     own = index.split(split)
     labels, counts = np.unique(own.labels, return_counts=True)  # labels may be 10^12
     return {
@@ -267,7 +267,7 @@ def _near_names(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
     for split, own in counts.items():
         for name in own:
             owners[name].add(split)
-    shortened: dict[str, list[str]] = defaultdict(list)  # with one letter left out
+    shortened: dict[str, list[str]] = defaultdict(list)  # with one letter omitted
     for name, splits in owners.items():
         plain = _plain(name)
         if len(splits) < len(counts):

@@ -27,7 +27,7 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif"),
     *(".ppm", ".pgm", ".bmp", ".tif", ".tiff"),
 )
-# of files that are none of these, and that `sslpipe sensors build` reads
+# of other files, which `sslpipe sensors build` reads
 SENSOR_SUFFIXES = (".npy", ".npz", ".dcm", ".dicom", ".nii", ".nii.gz", ".btf", ".tf8")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")  # how Python holds such bytes, or half of a character
 MOST_NAMED = 20  # splits in a message
@@ -88,7 +88,7 @@ class SourceOptions:
     columns: tuple[ColumnSpec, ...] = ()  # what else is read of each image
     name_pattern: re.Pattern[str] | None = None  # of an image's whole name; named groups: columns
     suffixes: tuple[str, ...] = SUFFIXES  # how names of images in a folder end, in lower case
-    without: tuple[Path, ...] = ()  # folders below the root that are left out
+    without: tuple[Path, ...] = ()  # folders below the root that are skipped
 
     @property
     def in_names(self) -> list[str]:

@@ -332,7 +332,7 @@ def _images(
             )
         if not classes and highest >= max(MOST_UNNAMED, len(table)):
             raise DataError(
-                f"{root}, {split}: label {highest} of {len(table):,} images is no number of a "
+                f"{root}, {split}: label {highest} of {len(table):,} images is not the number of a "
                 "class; number the classes from 0, or store them as texts"
             )
         classes = classes or tuple(str(k) for k in range(highest + 1))

@@ -179,7 +179,7 @@ def _cut_classes(
 ) -> dict[str, SplitImages]:
     """Move every image of the unseen classes from each split S to a split S_unseen.
 
-    Raises: DataError where a name is none of `classes`, or a split would be empty.
+    Raises: DataError where a name is not one of `classes`, or a split would be empty.
     """
     for name in unseen:
         if name not in classes:

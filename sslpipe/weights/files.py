@@ -125,7 +125,7 @@ def _read_file(path: Path) -> Tree:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
     except SafetensorError as error:
         raise WeightsError(f"{path} is damaged: {error}; copy it again") from error
-    except Exception as error:  # torch's readers fail in every way on what is no file of theirs
+    except Exception as error:  # torch's readers fail in every way on a file that is not theirs
         if memory_is_short(error):
             raise
         if type(error).__name__ == "UnpicklingError":  # its module is imported nowhere here
@@ -207,8 +207,8 @@ def _refusal(path: Path) -> str:
         names = []
     if not names:
         return (
-            f"{path} is no file of tensors, or is damaged: torch.load(weights_only=True) refuses "
-            "it; copy it again, or save a state dict as .safetensors"
+            f"{path} is not a file of tensors, or is damaged: torch.load(weights_only=True) "
+            "refuses it; copy it again, or save a state dict as .safetensors"
         )
     return (
         f"{path} asks to run code when it is read ({', '.join(names[:3])}), and nothing is run; "

@@ -72,7 +72,7 @@ def transformers_tensors(component: SparseSettings, tensors: Tensors, what: str)
         raise WeightsError(f"{what}: transformers: {one_line(str(error), 200)}") from error
     dense = hasattr(getattr(model, "pooler", None), "dense")
     missing = [*map(str, report["missing_keys"])]
-    # of a pooler that is left out, and of pretext tasks
+    # of a pooler that is omitted, and of pretext tasks
     spare = [k for k in missing if "mask_token" in k or (dense and k.startswith("pooler."))]
     lacking = [key for key in missing if key not in spare]
     lacking += [str(key[0]) for key in report["mismatched_keys"]]
@@ -176,7 +176,7 @@ def _whole(config: Config, key: str) -> int:
     sides = config[key] if isinstance(config[key], list) else [config[key]]
     if len({*sides}) != 1 or type(sides[0]) is not int or not 0 < sides[0] <= MOST:
         raise ValueError(
-            f"{key} = {shown(config[key])} is no number, or two equal ones, of 1 to {MOST:,}"
+            f"{key} = {shown(config[key])} is not a number, or two equal ones, from 1 to {MOST:,}"
         )
     return int(sides[0])
 

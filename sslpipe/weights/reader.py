@@ -174,7 +174,7 @@ def _named_by_the_file(
         if find_encoder(checkpoint, sketch, component.kind, source.text) is not None:
             return component, f"the file names its network: arch = {shown(arch)}"
     first = ", ".join(map(repr, list(checkpoint.tensors)[:3]))
-    named = "" if arch is None else f"; its arch = {shown(arch)} is none of theirs that fits"
+    named = "" if arch is None else f"; its arch = {shown(arch)} is not a name of theirs that fits"
     raise WeightsError(
         f"{source.text} names no architecture of timm or torchvision (it has {first}, ...{named}); "
         f"write it before the file, as in timm/resnet50@{source.path} or "
@@ -216,8 +216,8 @@ def _stated(source: Source, config: dict[str, Any]) -> SparseSettings | None:
     stated = config.get("model_args") or {}
     if not isinstance(name, str):
         raise WeightsError(
-            f"{source.path}/config.json: architecture = {shown(name)} is no name of a network of "
-            "timm"
+            f"{source.path}/config.json: architecture = {shown(name)} is not the name of a "
+            "network of timm"
         )
     try:
         if not isinstance(stated, dict):

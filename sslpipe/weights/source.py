@@ -64,7 +64,7 @@ def parse_source(text: str | Path) -> Source:
     behind the last @ a size in px.
 
     Raises:
-        WeightsError: It is none, its file is missing, or a join has one part twice.
+        WeightsError: It is not a source, its file is missing, or a join has one part twice.
     """
     path = Path(text)
     text = str(text)
@@ -144,7 +144,7 @@ def check_file(path: Path, most_bytes: int | None = None) -> None:
     """Check that a file of others is a regular one, or a link to one: no pipe, no device.
 
     Raises:
-        WeightsError: It is none, or larger than `most_bytes`.
+        WeightsError: It is not such a file, or larger than `most_bytes`.
     """
     if not path.is_file():
         raise WeightsError(f"{path} is no regular file (a pipe or a device?); copy it into one")

@@ -109,7 +109,7 @@ def timm_view(
 def torchvision_view(
     what: str, crop_px: int | None, architecture: str, sha256: str
 ) -> tuple[EvalView, list[str]]:
-    """Make the view of the release of torchvision's weights that this file is, told by its hash."""
+    """Make the view of the release of torchvision's weights that has this file's hash."""
     import torchvision
 
     if architecture not in torchvision.models.list_models(module=torchvision.models):

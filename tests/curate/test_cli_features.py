@@ -101,7 +101,7 @@ def test_of_copies_one_is_chosen_and_none_of_what_has_a_label(curate, tmp_path):
     (tmp_path / "labels.csv").write_text("split,id,label\ntrain,1,a\ntrain,6,b\n")
     words = ["--labels", tmp_path / "labels.csv", "--count", 8, "--out", tmp_path / "out"]
     shown, _ = curate(folder, "select", *words)
-    assert "30 copies of other samples are left out, by duplicate_group" in shown
+    assert "30 copies of other samples are skipped, by duplicate_group" in shown
     chosen = [int(row["id"]) // 4 for row in table(tmp_path / "out" / "chosen.csv")]
     assert {*chosen} == {*range(10)} - {0, 1}
 

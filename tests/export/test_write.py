@@ -145,7 +145,7 @@ RESNET, IMAGENET = "torchvision/resnet18", {"stem": "imagenet"}
         (RESNET, {**IMAGENET, "normalize": True}, ["torchvision"], "length 1"),
         (RESNET, {**IMAGENET, "pool": "max"}, ["timm"], "backbone.pool = 'max'"),
         ("small_resnet", {}, ["timm", "safetensors"], "this backbone can have safetensors"),
-        ("small_resnet", {}, ["torchvision"], "none of torchvision's"),
+        ("small_resnet", {}, ["torchvision"], "not one of torchvision's"),
         ("small_resnet", {}, ["safetensor"], "did you mean 'safetensors'"),
         ("small_resnet", {}, [], "no format"),
     ],

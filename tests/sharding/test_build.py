@@ -76,7 +76,7 @@ def test_files_beside_the_splits_are_counted_and_without_any_nothing_is_said(tmp
     def left_out(name: str, *options: str) -> dict[tuple[str, str], int]:
         assert run("build", tmp_path / name, "--root", root, *options) == 0
         groups = report_of(tmp_path / name).left_out
-        assert ("left out" in capsys.readouterr().out) == bool(groups)
+        assert ("skipped" in capsys.readouterr().out) == bool(groups)
         return {(group.kind, group.example): group.count for group in groups}
 
     assert left_out("plain") == {}

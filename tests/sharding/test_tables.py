@@ -231,7 +231,7 @@ def test_gaps_are_no_label_and_whole_numbers_stay(tmp_path, labels, numbers, cla
         (pa.array([0.5, 1.0]), "holds double, neither integers nor texts; name another"),
         (pa.array([b"a", b"b"]), "holds binary"),
         (pa.array([[1], [2]]), "holds list"),
-        (pa.array([3, 10**12]), "label 1000000000000 of 2 images is no number of a class"),
+        (pa.array([3, 10**12]), "label 1000000000000 of 2 images is not the number of a class"),
     ],
     ids=str,
 )

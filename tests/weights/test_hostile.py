@@ -163,7 +163,7 @@ def test_files_that_are_not_there_or_too_many_are_named(tmp_path, state):
 def test_an_architecture_that_is_no_text_is_named(tmp_path, state):
     save_file(state, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"architecture": 18}')
-    assert "config.json: architecture = 18 is no name" in refused(tmp_path)
+    assert "config.json: architecture = 18 is not the name" in refused(tmp_path)
 
 
 def test_an_index_of_parts_reads_only_what_lies_beside_it(tmp_path, state):

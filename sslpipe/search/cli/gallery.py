@@ -149,9 +149,7 @@ def list_names(
 )
 def calibrate(
     gallery: GalleryFile,
-    folder: Annotated[
-        Path, argument("A folder of images of nobody enrolled.", metavar="STRANGERS")
-    ],
+    folder: Annotated[Path, argument("A folder of images of strangers.", metavar="STRANGERS")],
     model: Model,
     far: Far = 0.01,
 ) -> None:
@@ -170,7 +168,7 @@ def calibrate(
         if nearest.score >= SAME:
             raise UserError(
                 f"{paths[place]} is an enrolled image of {nearest.name!r}, or a copy: give images "
-                "of nobody enrolled"
+                "of people who are not enrolled"
             )
     threshold = book.calibrate(embeddings, far)
     book.save(gallery)
