@@ -25,7 +25,7 @@ from sslpipe.plan import MOST_HELD_OUT, Pretraining
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.launch import check_precision, resolve_precision, training_device
-from sslpipe.run.memory import check_memory, memory_of_plan
+from sslpipe.run.memory import Room, check_memory, memory_of_plan
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 
@@ -57,8 +57,9 @@ def check_pretraining(plan: Pretraining) -> Check:
     image_type = plan.index.image_type
     precision = resolve_precision(recipe.optim.precision, device)
     memory = memory_of_plan(plan, parts, precision)
-    too_much = check_memory(memory, recipe, device)
-    if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, device)):
+    room = Room.here(device)
+    too_much = check_memory(memory, recipe, room)
+    if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, room)):
         raise RecipeError(f"with no more than 4 images at a time {alone}")
     flops = recipe_flops(recipe, model, crop_px)
     image_px = min(recipe.data.canvas_px, crop_px * 8 // 7)

@@ -17,7 +17,7 @@ from sslpipe.metric_learning.plan import Finetuning
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups
 from sslpipe.run.launch import check_precision, training_device
-from sslpipe.run.memory import check_memory, memory_of_plan
+from sslpipe.run.memory import Room, check_memory, memory_of_plan
 
 
 def check_finetuning(plan: Finetuning) -> Check:
@@ -73,7 +73,7 @@ def check_finetuning(plan: Finetuning) -> Check:
     warnings = [
         *remarks,
         straddle_warning(plan.index, plan.split.name),
-        check_memory(memory, recipe, device),
+        check_memory(memory, recipe, Room.here(device)),
         warmup_warning(recipe),
     ]
     return Check(

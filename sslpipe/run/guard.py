@@ -95,12 +95,13 @@ class StepGuard:
         self._optimizer = optimizer
         self._max_bad_steps = max_bad_steps
         self._file = folder / f"bad_steps.{rank}.jsonl"
-        self._in_a_row = self._skipped_since_start = self.overflows = 0
+        self._in_a_row = 0
+        self._skipped_since_start = 0
+        self.overflows = 0
         self._optim = optim
         self._precision = precision
-        # whether a step has changed the weights
         self._warn = warn
-        self._moved = first_step > 0
+        self._moved = first_step > 0  # a step has changed the weights
         self.skipped = len({step for step in read_skipped([self._file]) if step < first_step})
         buffers = [buffer for module in modules for buffer in module.buffers()]
         self._memory = _Memory(buffers, together=not compiled)
@@ -282,6 +283,14 @@ class _Record(NamedTuple):
         append_lines(path, [{"step": self.step, "epoch": self.epoch, **numbers, **ids}])
 
 
+class _Block(NamedTuple):
+    """Buffers of one dtype, as rows of integers, and what they held."""
+
+    rows: list[Tensor]
+    kept: Tensor  # one after another
+    kept_rows: tuple[Tensor, ...]  # of it, a row's each
+
+
 class _Memory:
     """What buffers held, as integers, which no copy rounds: few large copies, not many small."""
 
@@ -293,28 +302,28 @@ class _Memory:
         for buffer in buffers:
             unit = torch.int32 if buffer.element_size() % 4 == 0 else torch.uint8
             rows.setdefault(unit, []).append(_flat(buffer).view(unit))
-        # rows, what they held, and the parts of that: to cut them takes time
-        self._blocks = []
+        self._blocks: list[_Block] = []
         for each in rows.values():
             kept = torch.cat(each)
-            self._blocks.append((each, kept, torch.split(kept, [len(row) for row in each])))
+            cut = torch.split(kept, [len(row) for row in each])  # which takes time
+            self._blocks.append(_Block(each, kept, cut))
 
     @torch.no_grad()
     def remember(self) -> None:
-        for rows, kept, _ in self._blocks:
-            torch.cat(rows, out=kept)
+        for block in self._blocks:
+            torch.cat(block.rows, out=block.kept)
 
     @torch.no_grad()
     def restore(self) -> None:
-        for rows, _, parts in self._blocks:
-            torch._foreach_copy_(rows, parts)
+        for block in self._blocks:
+            torch._foreach_copy_(block.rows, block.kept_rows)
 
     @torch.no_grad()
     def restore_where(self, bad: Tensor) -> None:
         """Restore where () bool is true; the device decides."""
-        for rows, _, parts in self._blocks:
-            for row, part in zip(rows, parts, strict=True):
-                torch.where(bad, part, row, out=row)
+        for block in self._blocks:
+            for row, kept in zip(block.rows, block.kept_rows, strict=True):
+                torch.where(bad, kept, row, out=row)
 
 
 def _can_be_moved(buffers: Sequence[Tensor]) -> bool:

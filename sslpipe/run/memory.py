@@ -145,53 +145,61 @@ def memory_of_plan(
     )
 
 
-def check_memory(
-    memory: Memory, recipe: RunRecipe, device: torch.device, world: int = 1
-) -> str | None:
-    """Return a warning where an estimate exceeds what is free on this machine; else None.
+class Room(NamedTuple):
+    """The memory that the steps of a run may take on this machine, in bytes."""
+
+    free: int
+    total: int
+    processes: int  # that share it
+    on_cuda: bool
+
+    @classmethod
+    def here(cls, device: torch.device, world: int = 1) -> "Room":
+        """Look at the device; the processes of this machine share a CPU's memory."""
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            return cls(free, total, processes=1, on_cuda=True)
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+        return cls(free_memory_bytes(), total_memory_bytes(), processes, on_cuda=False)
+
+    def needed(self, memory: Memory) -> int:
+        """Return the bytes that the step of all processes needs and that are not taken yet."""
+        if self.on_cuda:
+            return memory.total
+        return self.processes * (memory.total - memory.weights - memory.process)
+
+
+def check_memory(memory: Memory, recipe: RunRecipe, room: Room, world: int = 1) -> str | None:
+    """Return a warning where an estimate exceeds what is free; else None.
 
     Args:
         memory: Of one process, its weights not yet on the device.
         recipe: Named in the remedy.
-        device: Where it will compute.
-        world: All processes; those of this machine share its memory.
+        room: What there is.
+        world: All processes.
 
     Raises:
         RecipeError: It exceeds all there is HOPELESS times.
     """
-    processes = _processes(device, world)
-    needed, free, total = _needed(memory, device, processes)
-    where = "the CUDA device" if device.type == "cuda" else "this machine"
-    if needed <= free:
+    needed = room.needed(memory)
+    if needed <= room.free:
         return None
+    several = room.processes > 1
     load = recipe.load(world)
-    of = f"{processes} processes of a step need" if processes > 1 else "a step needs"
-    to_come = memory._replace(process=0)
-    parts = sorted(to_come._asdict().items(), key=lambda part: -part[1])  # the largest first
+    sizes = memory._replace(process=0)._asdict()
+    largest = sorted(sizes.items(), key=lambda size: -size[1])[:3]
     text = (
-        f"{of} an estimated {gib(needed)}, and {where} has {gib(free)} free of {gib(total)}: "
-        f"{', '.join(f'{name} {gib(size)}' for name, size in parts[:3])}"
-        f"{' a process' if processes > 1 else ''}; set {load.remedy}, or smaller views "
+        f"{f'{room.processes} processes of a step need' if several else 'a step needs'} an "
+        f"estimated {gib(needed)}, and {'the CUDA device' if room.on_cuda else 'this machine'} has "
+        f"{gib(room.free)} free of {gib(room.total)}: "
+        f"{', '.join(f'{name} {gib(size)}' for name, size in largest)}"
+        f"{' a process' if several else ''}; set {load.remedy}, or smaller views "
         f"(augment.crop_px), images (data.canvas_px, now {load.canvas_px}) or run.prefetch"
     )
     # images may be smaller than the canvas: what they take at most condemns no recipe
-    if needed - processes * memory.batches > HOPELESS * total:
+    if needed - room.processes * memory.batches > HOPELESS * room.total:
         raise RecipeError(f"{text}; this cannot run here")
     return f"{text}; without it the system may end the run"
-
-
-def _processes(device: torch.device, world: int) -> int:
-    """Processes that share the memory: one on CUDA, else those of this machine."""
-    return 1 if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-
-
-def _needed(memory: Memory, device: torch.device, processes: int) -> tuple[int, int, int]:
-    """Bytes that the step needs and that are not taken yet, that are free, and that there are."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return memory.total, free, total
-    to_come = memory.total - memory.weights - memory.process
-    return processes * to_come, free_memory_bytes(), total_memory_bytes()
 
 
 def warn_of_memory(plan: Plan[PartsT], parts: PartsT, process: Rank) -> None:
@@ -206,13 +214,13 @@ def warn_of_memory(plan: Plan[PartsT], parts: PartsT, process: Rank) -> None:
     """
     device = training_device(plan.recipe)
     world = process.world_size
+    room = Room.here(device, world)
     precision = resolve_precision(plan.recipe.optim.precision, device)
     most = memory_of_plan(plan, parts, precision, world=world, is_counted=False)
-    needed, free, _ = _needed(most, device, _processes(device, world))
-    if needed <= free:
+    if room.needed(most) <= room.free:
         return
     memory = memory_of_plan(plan, parts, precision, world=world)
-    text = check_memory(memory, plan.recipe, device, world)
+    text = check_memory(memory, plan.recipe, room, world)
     if text is not None and process.rank == 0:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 

@@ -16,7 +16,7 @@ from sslpipe.errors import RecipeError
 from sslpipe.models.backbones import Backbone, backbone_settings, build_backbone
 from sslpipe.models.limits import within_memory
 from sslpipe.recipe import load_recipe
-from sslpipe.run.memory import Memory, check_memory, estimate_memory, saved_bytes
+from sslpipe.run.memory import Memory, Room, check_memory, estimate_memory, saved_bytes
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
@@ -36,22 +36,29 @@ def machine(monkeypatch, free: int, total: int) -> None:
     monkeypatch.setattr(sslpipe.run.memory, "total_memory_bytes", lambda: total)
 
 
-def test_a_step_that_does_not_fit_is_a_warning_with_numbers_and_remedy(recipe, monkeypatch):
+def test_a_step_that_does_not_fit_is_a_warning_with_numbers_and_remedy(recipe):
     # weights and the process are there already
     memory = Memory(9 * GIB, GIB, GIB, 3 * GIB, GIB, GIB, workspaces=3 * GIB, process=5 * GIB)
-    machine(monkeypatch, 10 * GIB, 16 * GIB)
-    assert check_memory(memory, recipe, CPU) is None
-    machine(monkeypatch, 8 * GIB, 16 * GIB)
-    text = check_memory(memory, recipe, CPU)
+    room = Room(10 * GIB, 16 * GIB, processes=1, on_cuda=False)
+    assert check_memory(memory, recipe, room) is None
+    room = room._replace(free=8 * GIB)
+    text = check_memory(memory, recipe, room)
     for expected in ("10.0 GiB", "8.0 GiB free of 16.0 GiB", "data.micro_batch", "data.batch_size"):
         assert expected in text
     # many times too much is an error, but no canvas is
     hopeless = Memory(0, 0, 0, 8 * 16 * GIB, GIB, 0)
     with pytest.raises(RecipeError, match=r"cannot run here"):
-        check_memory(hopeless, recipe, CPU)
-    assert check_memory(hopeless._replace(activations=0, batches=999 * GIB), recipe, CPU)
+        check_memory(hopeless, recipe, room)
+    assert check_memory(hopeless._replace(activations=0, batches=999 * GIB), recipe, room)
+    shared = room._replace(processes=4)
+    said = check_memory(memory, recipe, shared)
+    assert "4 processes of a step need an estimated 40.0 GiB" in said
+
+
+def test_the_processes_of_a_machine_share_its_memory(monkeypatch):
+    assert Room.here(CPU).processes == 1
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert "4 processes of a step need an estimated 40.0 GiB" in check_memory(memory, recipe, CPU)
+    assert Room.here(CPU, world=8).processes == 4
 
 
 def test_the_limits_of_a_container_count(monkeypatch, tmp_path):
