@@ -101,6 +101,8 @@ class SourceOptions:
         return [spec.field for spec in self.columns if spec.field not in self.in_names]
 
 
+_UPPER = tuple(suffix.upper() for suffix in SUFFIXES)
+
 Row = tuple[Path, str | None]  # an image and its class
 SourceReader = Callable[[SourceOptions], dict[str, Images]]  # images by split; raises DataError
 
@@ -133,7 +135,8 @@ def from_rows(
     for split in chosen_splits(options, groups, where or root):
         if not (rows := groups[split]):
             raise DataError(f"{root} has no image of split {split!r}")
-        sizes = [_size(row[0]) for row in rows]
+        rows = [(listed_file(path), label) for path, label in rows]
+        sizes = [_size(path) for path, _ in rows]
         names = [readable(forward_slashes(os.path.relpath(row[0], root))) for row in rows]
         missing = [k for k, size in enumerate(sizes) if size < 0]
         check_missing([str(rows[k][0]) for k in missing], len(rows), options.skip_missing)
@@ -158,6 +161,25 @@ def from_rows(
         )
     first = next(iter(images))
     return {**images, first: replace(images[first], left_out=group_kinds(left_out), doubts=doubts)}
+
+
+def listed_file(path: Path) -> Path:
+    """Return the file that a list means: as written; with Windows' separators; without its suffix.
+
+    Tables of Kaggle name ids, and one image file of that name is there.
+    """
+    if path.exists():
+        return path
+    tries = [path, Path(str(path).replace("\\", "/"))]
+    for each in tries:
+        if each.is_file():
+            return each
+        if not is_image(each):
+            found = [each.with_name(each.name + suffix) for suffix in (*SUFFIXES, *_UPPER)]
+            there = [file for file in found if file.is_file()]
+            if len(there) == 1:
+                return there[0]
+    return path
 
 
 def _rows_of(table: Any, rows: Sequence[int]) -> dict[str, Any]:

@@ -27,19 +27,25 @@ from sslpipe.sharding.sources import (
 )
 from sslpipe.sharding.split_names import GENERIC, name_splits, split_of, without_number
 
+LISTS_OF_PATHS = (".txt", ".lst")
 DELIMITERS = (",", ";", "\t", "|")
 
 
 def read_csv(options: SourceOptions) -> dict[str, Images]:
     """Read a CSV file, a row an image: a path, and where they are named, a label and a split.
 
-    Paths are relative to the CSV file, or to --root.
+    Paths are relative to the CSV file, or to --root. A .txt file without such a header has a path a
+    line.
     """
     path = options.csv
     if path is None:
         raise DataError("--source csv needs --csv FILE")
     root = options.root or path.parent
     by = options.split_column
+    if path.suffix.lower() in LISTS_OF_PATHS and not by:
+        raw = read_file(path, pipe=True)
+        if options.image_column not in _header(raw, _delimiter(raw, options.image_column)):
+            return _read_list(options, root, raw.decode(errors="surrogateescape"))
     table = _read_csv(options, path)
     if not len(table):
         raise DataError(f"{path} has no rows below its first line, which names the columns")
@@ -60,6 +66,15 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
         places[splits[name]].append(place)
     cells = {split: table.take(own).select(options.fields) for split, own in places.items()}
     return from_rows(options, root, rows, cells, where=where)
+
+
+def _read_list(options: SourceOptions, root: Path, text: str) -> dict[str, Images]:
+    """Read a path a line; there are no labels."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if options.fields:
+        raise DataError(f"--columns {options.fields[0]}: a list of paths has no columns")
+    split = options.split and (split_of(options.split) or options.split)
+    return from_rows(options, root, {split or "train": [(root / line, None) for line in lines]})
 
 
 def _filled(table: Any, column: str, path: Path) -> list[str]:
@@ -149,7 +164,7 @@ Labels = NDArray[np.int64] | list[str | None]  # numbers of classes (-1: none), 
 
 
 def read_parquet(options: SourceOptions) -> dict[str, Images]:
-    """Read parquet files anywhere under --root; the image and label columns by name.
+    """Read parquet files anywhere under --root, or one; the image and label columns by name.
 
     The split of a file is how its name begins (train-00000-of-00002.parquet), else the folder that
     is named like one (default/train/0000.parquet). An image is bytes, a path from --root, or a
@@ -163,8 +178,14 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
             "this source needs --root DIR, a folder of parquet files; of a data set of the hub: "
             "hf download USER/NAME --repo-type dataset --local-dir DIR"
         )
-    root = root_folder(options)
-    files = _find_files(root)
+    if options.root.is_file():
+        root = options.root.parent
+        files = {split_of(without_number(options.root.stem)) or "train": [_File(options.root, "")]}
+    else:
+        root = root_folder(options)
+        files = _find_files(root)
+    if len(files) == 1 and not split_of(next(iter(files))):  # a name that says nothing of splits
+        files = {options.split or "train": next(iter(files.values()))}
     groups = {split: [file.path for file in own] for split, own in files.items()}
     if not groups:
         raise DataError(f"{root} has no *.parquet file")

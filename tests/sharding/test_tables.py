@@ -381,7 +381,7 @@ def test_the_first_and_last_times_are_read(tmp_path, unit):
         (("train/part-0", "train/part-1", "test/part-0"), "train train test"),
         (("en/partial-train/0000", "en/test/0000"), "partial-train test"),
         (("0000", "0001"), "train train"),
-        (("birds-0", "birds-1"), "birds birds"),
+        (("birds-0", "birds-1"), "train train"),
         ((".cache/train/0000", "images_train/0000"), "- train"),
     ],
 )

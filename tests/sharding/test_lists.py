@@ -1,0 +1,82 @@
+"""Lists of images as people have them: ids, other separators, a path a line, one parquet."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from sslpipe.data.index import load_index
+from tests.helpers.dataset import picture, png
+from tests.helpers.shards import error_of, run
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    (tmp_path / "photos" / "deep").mkdir(parents=True)
+    for number in range(6):
+        folder = tmp_path / "photos" / ("deep" if number > 3 else "")
+        (folder / f"id{number}.PNG").write_bytes(png(picture(number)))
+    return tmp_path / "photos"
+
+
+def built(tmp_path: Path, *words: object) -> dict[str, list[str]]:
+    """Paths of each split after a build."""
+    assert run("build", tmp_path / "out", *words) == 0
+    index = load_index(tmp_path / "out")
+    return {name: sorted(index.split(name).names_of(range(len(index.split(name))))) for name in
+            index.manifest.splits}  # fmt: skip
+
+
+def test_ids_without_a_suffix_are_their_files(tmp_path, photos):
+    (tmp_path / "labels.csv").write_text("id,breed\nid0,a\nid1,b\nid2,a\n")
+    words = ["--csv", tmp_path / "labels.csv", "--image-column", "id", "--label-column", "breed"]
+    found = built(tmp_path, "--source", "csv", "--root", photos, *words)
+    assert found == {"train": ["id0.PNG", "id1.PNG", "id2.PNG"]}
+
+
+def test_an_id_of_two_files_is_missing(tmp_path, photos, capsys):
+    (photos / "id0.jpg").write_bytes(png(picture(9)))
+    (tmp_path / "labels.csv").write_text("path,label\nid0,a\nid1,b\n")
+    words = ["--csv", tmp_path / "labels.csv", "--root", photos]
+    assert "id0" in error_of(capsys, "build", tmp_path / "out", "--source", "csv", *words)
+
+
+def test_separators_of_windows_are_read(tmp_path, photos):
+    (tmp_path / "list.csv").write_text("path,label\ndeep\\id4.PNG,a\ndeep\\id5,b\n")
+    words = ["--csv", tmp_path / "list.csv", "--root", photos]
+    found = built(tmp_path, "--source", "csv", *words)
+    assert found == {"train": ["deep/id4.PNG", "deep/id5.PNG"]}
+
+
+@pytest.mark.parametrize("given", [(), ("--split", "train"), ("--test-fraction", "0.5")])
+def test_a_list_is_a_path_a_line(tmp_path, photos, given):
+    (tmp_path / "list.txt").write_text("id0.PNG\n\nid1.PNG\ndeep/id4.PNG\nid3.PNG\n")
+    words = ["--csv", tmp_path / "list.txt", "--root", photos, *given]
+    found = built(tmp_path, "--source", "csv", *words)
+    everything = sorted(name for names in found.values() for name in names)
+    assert everything == ["deep/id4.PNG", "id0.PNG", "id1.PNG", "id3.PNG"]
+    assert set(found) == ({"train", "test"} if "--test-fraction" in given else {"train"})
+
+
+def test_a_text_file_with_a_header_is_a_table(tmp_path, photos):
+    (tmp_path / "list.txt").write_text("path\tlabel\nid0.PNG\ta\nid1.PNG\tb\n")
+    words = ["--csv", tmp_path / "list.txt", "--root", photos]
+    assert built(tmp_path, "--source", "csv", *words) == {"train": ["id0.PNG", "id1.PNG"]}
+    assert load_index(tmp_path / "out").manifest.classes == ("a", "b")
+
+
+@pytest.mark.parametrize("as_folder", [True, False])
+@pytest.mark.parametrize("split", [(), ("--split", "train")])
+def test_one_parquet_of_any_name_can_be_cut(tmp_path, as_folder, split):
+    rows = [{"image": png(picture(number)), "label": number % 2} for number in range(20)]
+    (tmp_path / "in").mkdir()
+    file = tmp_path / "in" / "everything.parquet"
+    parquet.write_table(pa.Table.from_pylist(rows), file)
+    words = ["--root", file.parent if as_folder else file, "--test-fraction", "0.3", *split]
+    assert run("build", tmp_path / "out", "--source", "parquet", *words) == 0
+    index = load_index(tmp_path / "out")
+    assert {name: len(index.split(name)) for name in index.manifest.splits} == {
+        "train": 14,
+        "test": 6,
+    }
