@@ -13,7 +13,7 @@ from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.ops import OPS, register_op
 from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.two_views import AUGMENTS, TwoViews
-from sslpipe.cli.explain import SECTIONS
+from sslpipe.cli.explain import sections
 from sslpipe.losses.distill import TeacherFeatures
 from tests.augment.test_plugged_op import Posterize
 
@@ -90,7 +90,10 @@ def made(kind):
 
 
 # objectives, and what satellites bring: metric losses, heads, miners
-TABLES = [table for section in ("loss", "miner") for _, table in SECTIONS.get(section, ())]
+SECTIONS = sections()
+TABLES = [
+    table for name in ("loss", "miner") if name in SECTIONS for table in SECTIONS[name].tables
+]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda each: each.what)
