@@ -132,12 +132,14 @@ def _next_alone(evaluation: Mapping[str, Any]) -> str:
 def _next(evaluation: Mapping[str, Any], found: Alternative) -> str:
     """Return what to do: the first of these rules that applies."""
     needed = _needed(found)
+    below = "" if found.answer == "worse" or found.is_baseline else _better_baseline(evaluation)
     better = found.answer == "better"
     worse = found.answer == "worse"
     tested = f"{found.tested:,} test {found.unit}"
     weights = f"the start, {found.name}" if found.is_start else found.name
     rules = (
         (unfinished(evaluation["facts"]).endswith("resumes it."), _FINISH),
+        (below != "", f"train longer: {below} are better still"),
         (better and found.is_baseline, _next_alone(evaluation)),
         (found.is_baseline, "train longer, or see what the report's alarms say"),
         (better, "use it; `sslpipe export` writes the backbone"),
@@ -146,6 +148,14 @@ def _next(evaluation: Mapping[str, Any], found: Alternative) -> str:
         (True, f"use {weights}, or train longer: {tested} show no difference"),
     )
     return next(text for applies, text in rules if applies)
+
+
+def _better_baseline(evaluation: Mapping[str, Any]) -> str:
+    """Name a baseline that is clearly better by kNN, as the features are; '' for none."""
+    others = [other["name"] for other in evaluation["facts"].get("against", ())]
+    compared = evaluation.get("comparisons") or comparisons(evaluation["rows"], without=others)
+    ahead = (c for c in compared if c["interval95"][1] < 0 and not c["whitened"])
+    return next((BASELINES[c["baseline"]] for c in ahead if c["column"] == KNN), "")
 
 
 def _needed(found: Alternative) -> int:

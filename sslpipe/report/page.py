@@ -19,7 +19,7 @@ from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from sslpipe.evaluation.result import caveats
 from sslpipe.evaluation.suite_file import features_name
@@ -74,6 +74,15 @@ def duration(seconds: float) -> str:
 def feature_title(row: Mapping[str, Any]) -> str:
     """Return what the features of a row of eval.json are, in words."""
     return features_name(row, NAMES.get(row["features"]))
+
+
+def coded(text: str) -> Markup:
+    """Escape a text; what stands between backticks is code."""
+    parts = text.split("`")
+    return Markup().join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part)
+        for place, part in enumerate(parts)
+    )
 
 
 def flat(tree: Any) -> Iterator[tuple[str, str]]:
@@ -157,6 +166,7 @@ _TEMPLATES.globals |= {"number": number, "percent": percent}
 _TEMPLATES.filters |= {
     "answer": answer_text,
     "caveats": lambda row: caveats(row["details"]),
+    "coded": coded,
     "count": "{:,}".format,
     "dumped": _dumped,
     "duration": duration,

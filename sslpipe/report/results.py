@@ -233,4 +233,4 @@ def leakage(evaluation: Tree) -> Markup:
     found = evaluation.get("leakage")
     if not found:
         return Markup()
-    return render("results.leakage", sentence=leakage_sentence(found).split("`"), found=found)
+    return render("results.leakage", sentence=leakage_sentence(found), found=found)

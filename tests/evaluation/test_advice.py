@@ -76,6 +76,14 @@ def test_without_other_networks_the_better_baseline_is_what_counts():
     assert "train longer" in below.next_step
 
 
+def test_a_network_below_raw_pixels_is_not_to_be_used_though_it_beats_another_one():
+    rows = (row("ssl", 0.57), row("pixels", 0.62), row("random", 0.5))
+    found = advise(evaluation(*rows, against=[compared()]))
+    assert found.answer.startswith("Better than lite0")
+    assert found.next_step == "Next: train longer: raw pixels are better still."
+    assert "use it" in advise(evaluation(*rows[::2], against=[compared()])).next_step
+
+
 def test_without_anything_beside_it_the_number_stands_alone_and_says_so():
     found = advise(evaluation(row("ssl", 0.9)))
     assert found.answer.startswith("kNN accuracy 90.0 % (95 % interval 88.0 to 92.0)")
