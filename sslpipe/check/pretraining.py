@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from sslpipe.check.estimate import step_seconds
+from sslpipe.check.mixing import WELL_MIXED, mixing_score
 from sslpipe.check.result import (
     Check,
     Rows,
@@ -14,7 +15,7 @@ from sslpipe.check.result import (
     straddle_warning,
     warmup_warning,
 )
-from sslpipe.data.order import WELL_MIXED, Order, mixing_score
+from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing, joint_codes
 from sslpipe.data.plan import holdout_ids
 from sslpipe.errors import RecipeError

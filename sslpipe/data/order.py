@@ -19,8 +19,6 @@ from sslpipe.random import hash_integers, permutation
 
 ORDER_VERSION = 1  # part of every digest: raise it whenever an order below changes
 
-WELL_MIXED = 0.98  # mixing score below which `sslpipe check` warns
-_UNIFORM = 0x5F  # names the draw of a uniform shuffle
 _SHARDS, _OFFSET, _WINDOWS, _SAMPLES, _HOLDOUT, _GROUPS, _CLASSES = range(7)  # names of draws
 
 Integers = NDArray[np.int64]
@@ -305,25 +303,3 @@ class StreamPlan:
             start = stop - int(self.windows[window, 2] - self.windows[window, 1])
             yield window, slice(begin - start, min(end, stop) - start)
             begin = stop
-
-
-def mixing_score(batches: list[NDArray[np.int64]], pool: NDArray[np.int64]) -> float | None:
-    """Divide the mean label entropy of batches by that of as many uniform shuffles'.
-
-    Returns 1 for batches (B,) as mixed as a uniform shuffle of the pool (N,), 0 where each has one
-    class; None where a label is missing (-1), or the pool has one class.
-    """
-    if (pool < 0).any() or (pool == pool[0]).all():
-        return None
-    rows = len(batches[0])
-    uniform: list[NDArray[np.int64]] = []
-    while len(uniform) < len(batches):
-        shuffled = pool[permutation(len(pool), _UNIFORM, len(uniform))]
-        uniform += list(shuffled[: len(pool) // rows * rows].reshape(-1, rows))
-    return _mean_entropy(batches) / _mean_entropy(uniform[: len(batches)])
-
-
-def _mean_entropy(batches: list[NDArray[np.int64]]) -> float:
-    """In nats."""
-    shares = [np.unique(labels, return_counts=True)[1] / len(labels) for labels in batches]
-    return float(np.mean([-(each * np.log(each)).sum() for each in shares]))

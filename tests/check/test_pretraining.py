@@ -21,9 +21,10 @@ import sslpipe.check.estimate
 from sslpipe.augment.two_views import build_augment
 from sslpipe.check import pretraining
 from sslpipe.check.estimate import step_seconds
+from sslpipe.check.mixing import mixing_score
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import Split, load_index
-from sslpipe.data.order import ORDER_VERSION, Order, mixing_score
+from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.backbones import backbone_settings, build_backbone
