@@ -39,6 +39,7 @@ from sslpipe.registry import REFUSALS, Table, alternatives
 from sslpipe.registry.plugins import describe_error, plugin_hint
 
 MOST_CHARACTERS = 4096  # of a text in a recipe
+LARGEST_REAL = 1e30  # beyond, a loss leaves float32
 
 
 class Settings(BaseModel):
@@ -263,7 +264,9 @@ def not_plain(value: Any) -> str | None:
         case int():
             return None if abs(value) < 2**64 else "an integer of more than 64 bits"
         case float():
-            return None if math.isfinite(value) else "not a finite number"
+            if not math.isfinite(value):
+                return "not a finite number"
+            return None if abs(value) <= LARGEST_REAL else f"more than {LARGEST_REAL:g}"
         case list() | tuple():
             return next((wrong for item in value if (wrong := not_plain(item))), None)
         case dict():
