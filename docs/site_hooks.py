@@ -31,6 +31,7 @@ OUTSIDE = {  # page of the site -> file of the repository
     "slurm.md": "slurm/README.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
+    "faults.md": "tests/faults.md",
     "changelog.md": "CHANGELOG.md",
 }
 NOTEBOOKS = {  # page of the site -> notebook, shown as text and code

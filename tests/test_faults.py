@@ -1,4 +1,4 @@
-"""Faults that are no other file's: docs/faults.md lists all of them with their tests."""
+"""Faults that are no other file's: tests/faults.md lists all of them with their tests."""
 
 import contextlib
 import math
