@@ -39,10 +39,10 @@ from sslpipe.evaluation.suite_file import features_name, own_name, with_own_name
 from sslpipe.evaluation.verdict import (
     BASELINES,
     RECALL,
-    answer_text,
     form_names,
     leakage_sentence,
     unfinished,
+    verdict_text,
 )
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.run.console import SafeConsole
@@ -151,7 +151,7 @@ def against_table(compared: Sequence[dict[str, Any]]) -> Table:
             f"{100 * each['against_value']:.1f}",
             f"{100 * each['difference']:+.1f} ({low:+.1f}, {high:+.1f})",
             f"{each['count']:,} {each['unit']}",
-            answer_text(each),
+            verdict_text(each),
         )
     return table
 

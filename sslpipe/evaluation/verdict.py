@@ -282,7 +282,7 @@ def form_names(each: Tree, other: bool = False) -> tuple[str, str]:
     return ours, form_name(each["against_whitened"] != other, each.get("against_power"))
 
 
-def answer_text(each: Tree) -> str:
+def verdict_text(each: Tree) -> str:
     """Return what a comparison answers; only the one on the primary measure decides."""
     return str(each["answer"]) if each["primary"] else "does not decide"
 

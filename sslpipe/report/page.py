@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 
 from sslpipe.evaluation.result import caveats
 from sslpipe.evaluation.suite_file import features_name
-from sslpipe.evaluation.verdict import BASELINES, answer_text, form_names
+from sslpipe.evaluation.verdict import BASELINES, form_names, verdict_text
 from sslpipe.recipe.reading import leaves
 
 FOOTER = Markup(
@@ -164,7 +164,7 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.globals |= {"number": number, "percent": percent}
 _TEMPLATES.filters |= {
-    "answer": answer_text,
+    "answer": verdict_text,
     "caveats": lambda row: caveats(row["details"]),
     "coded": coded,
     "count": "{:,}".format,
