@@ -9,7 +9,6 @@ import hashlib
 import math
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -18,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sslpipe.data.storage import read_bytes, scheme, size_of
 from sslpipe.errors import DataError, did_you_mean, shown
-from sslpipe.portable import sha256_of
 
 if TYPE_CHECKING:  # imported where a column is read: most runs read none
     import pyarrow as pa
@@ -108,30 +106,46 @@ def numbers(cells: "pa.ChunkedArray") -> NDArray[Any]:
     return integers
 
 
-def read_cells(
-    url: str, file: MetadataFile, name: str, kind: Kind, samples: int
-) -> "pa.ChunkedArray":
-    """Read a column of a split's table, by its sha256.
+def open_table(url: str, file: MetadataFile) -> "pa.Buffer":
+    """Map the table of a split's columns, or hold a remote one, after comparing its sha256.
 
-    Raises: DataError where the table is missing, another one, or not as `sslpipe` writes it.
+    Raises: DataError where it is missing, or another one.
+    """
+    import pyarrow as pa
+
+    size = None if scheme(url) else size_of(url)
+    if not scheme(url) and size is None:
+        raise DataError(f"{url} is missing; {REWRITE}")
+    try:
+        raw = pa.memory_map(url).read_buffer() if size else pa.py_buffer(read_bytes(url))
+    except OSError as error:
+        raise DataError(f"cannot read {url}: {error}") from error
+    if len(raw) != file.bytes:
+        raise DataError(f"{url} has {len(raw)} bytes, not the index's {file.bytes}; {REWRITE}")
+    if hashlib.sha256(raw).hexdigest() != file.sha256:
+        raise DataError(f"{url}: its sha256 is not the one in dataset.json; {REWRITE}")
+    return raw
+
+
+def read_cells(
+    url: str, raw: "pa.Buffer", *, name: str, kind: Kind, samples: int
+) -> "pa.ChunkedArray":
+    """Read a column of a split's table. Raises: DataError where it is not as `sslpipe` writes it.
+
+    Args:
+        url: Of the table, for messages.
+        raw: The table, of `open_table`.
+        name: Of the column.
+        kind: Of the column.
+        samples: Of the split.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
-    is_local = not scheme(url)
-    raw = b"" if is_local else read_bytes(url)
-    size = size_of(url) if is_local else len(raw)
-    if size is None:
-        raise DataError(f"{url} is missing; {REWRITE}")
-    if size != file.bytes:
-        raise DataError(f"{url} has {size} bytes, not the index's {file.bytes}; {REWRITE}")
     try:
-        found = sha256_of(Path(url)) if is_local else hashlib.sha256(raw).hexdigest()
-        if found != file.sha256:
-            raise DataError(f"{url}: its sha256 is not the one in dataset.json; {REWRITE}")
-        with parquet.ParquetFile(url if is_local else pa.BufferReader(raw)) as table:
-            _judge(url, table, name, kind, samples)
-            cells = table.read(columns=[name]).column(name)
+        table = parquet.ParquetFile(pa.BufferReader(raw))
+        _judge(url, table, name, kind, samples)
+        cells = table.read(columns=[name]).column(name)
         cells.validate(full=True)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"cannot read column {name!r} of {url}: {error}; {REWRITE}") from error

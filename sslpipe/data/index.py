@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,11 +28,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from sslpipe.data.columns import (
     COLUMN_NAME,
+    REWRITE,
     Column,
     ColumnEntry,
     MetadataFile,
     arrow_type,
     find_column,
+    open_table,
     read_cells,
 )
 from sslpipe.data.image_type import RGB8, ImageType, Reading
@@ -194,11 +196,19 @@ class Split:
         import pyarrow as pa
 
         entry = find_column(self.columns, name, self.folder)
-        table = self.index.manifest.metadata.get(self.name)
-        if table is None or self.name not in entry.splits:
+        if self.name not in entry.splits:
             return Column(name, pa.chunked_array([pa.nulls(len(self), arrow_type(entry.kind))]))
-        url = join(self.folder, table.file)
-        return Column(name, read_cells(url, table, name, entry.kind, samples=len(self)))
+        url, raw = self._table
+        return Column(name, read_cells(url, raw, name=name, kind=entry.kind, samples=len(self)))
+
+    @cached_property
+    def _table(self) -> tuple[str, Any]:
+        """Where the table of the columns is, and what it holds (pyarrow.Buffer)."""
+        file = self.index.manifest.metadata.get(self.name)
+        if file is None:
+            raise DataError(f"{self.folder}: dataset.json names no table of {self.name}; {REWRITE}")
+        url = join(self.folder, file.file)
+        return url, open_table(url, file)
 
     def _read_offsets(self, shard: int) -> NDArray[np.int64]:
         """(samples, 3) int64: start, end, label."""

@@ -402,9 +402,15 @@ def _gather(
     held = list[int]()
     for batch in decoded:
         height, width = batch.images.shape[2:]
-        canvas = max(height, images.shape[1]), max(width, images.shape[2])
-        if canvas != images.shape[1:3]:  # the first batch, or a larger image
-            images = _enlarged(images, count_all, *canvas)
+        if (
+            height > images.shape[1] or width > images.shape[2]
+        ):  # the first batch, or a larger image
+            images = _enlarged(
+                images,
+                count_all,
+                height=max(height, images.shape[1]),
+                width=max(width, images.shape[2]),
+            )
         rows = slice(len(held), len(held) + len(batch.ids))
         images[rows, :height, :width] = batch.images.permute(0, 2, 3, 1).to(device)
         sizes.append(batch.sizes)

@@ -234,7 +234,8 @@ class Pairing:
         """Return the partners of what the streams serve in a global step; None: none has one."""
         if self.partners is None:
             return None
-        return self.partners.of_samples(*self.order.ids(step, streams))
+        epoch, ids = self.order.ids(step, streams)
+        return self.partners.of_samples(epoch, ids)
 
     def describe(self, step: int, streams: range, batch: Batch, shown: Integers | None) -> Batch:
         """Return the batch with its `pairs`; `shown` (B,): the samples of second views, or None."""
@@ -253,8 +254,14 @@ class Pairing:
             groups[:, :, number] = joint_codes(columns, ids.ravel()).reshape(-1, 2)
         labels = np.stack([batch.labels.numpy(), batch.labels.numpy()], axis=1)
         labels[differs, 1] = self.split.labels_of(shown[differs])
-        parts = (image, ids, labels, groups, lonely)
-        return batch._replace(pairs=PairRows(*(torch.from_numpy(part) for part in parts)))
+        rows = PairRows(
+            image=torch.from_numpy(image),
+            ids=torch.from_numpy(ids),
+            labels=torch.from_numpy(labels),
+            groups=torch.from_numpy(groups),
+            lonely=torch.from_numpy(lonely),
+        )
+        return batch._replace(pairs=rows)
 
     def survey(self, steps: Sequence[int]) -> Survey:
         """Count who finds a partner in some global steps, and what reading them takes.

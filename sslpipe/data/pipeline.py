@@ -36,8 +36,14 @@ class PairRows(NamedTuple):
         partner = image != index
         place = len(index) + partner.cumsum(0) - 1  # partners' images follow the rows' own
         place = torch.where(partner, place, torch.arange(len(index)))
-        rest = (part[index] for part in self[1:])
-        return torch.cat([index, image[partner]]), PairRows(place, *rest)
+        rows = PairRows(
+            image=place,
+            ids=self.ids[index],
+            labels=self.labels[index],
+            groups=self.groups[index],
+            lonely=self.lonely[index],
+        )
+        return torch.cat([index, image[partner]]), rows
 
 
 class Batch(NamedTuple):

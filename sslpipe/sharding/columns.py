@@ -192,14 +192,13 @@ def add_columns(folder: Path, columns: Mapping[str, Columns], *, alone: bool = F
             if not lost and new is None:
                 continue
             kept = before.drop_columns([*lost])
-            parts = [kept] if new is None else [kept, new]
-            tables[split] = side_by_side(*parts)
+            tables[split] = kept if new is None else side_by_side(kept, new)
         return save_columns(folder, index.manifest, tables)
 
 
-def side_by_side(*tables: Columns) -> Columns:
-    """Return the columns of several tables of the same samples as one."""
-    return pa.table({name: own.column(name) for own in tables for name in own.column_names})
+def side_by_side(left: Columns, right: Columns) -> Columns:
+    """Return the columns of two tables of the same samples as one."""
+    return pa.table({name: own.column(name) for own in (left, right) for name in own.column_names})
 
 
 def read_columns(index: DatasetIndex, split: str) -> Columns:

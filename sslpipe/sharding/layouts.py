@@ -90,7 +90,9 @@ def _from_torchvision(
     first = len(read(0)) if len(dataset) else 0
     sizes = np.full(len(dataset), first, np.int64)
     numbers = [f"{split}/{i}" for i in range(len(dataset))]
-    return Images(numbers, labels.astype(np.int64), sizes, classes, read)
+    return Images(
+        names=numbers, labels=labels.astype(np.int64), sizes=sizes, classes=classes, read=read
+    )
 
 
 # --- idx: MNIST and its like
@@ -156,4 +158,10 @@ def _from_idx(path: Path, label_path: Path, classes: tuple[str, ...]) -> Images:
     classes = classes or tuple(str(k) for k in range(highest + 1))
     sizes = np.full(len(pixels), png_bytes(pixels.shape[1], pixels.shape[2], 1), np.int64)
     names = [f"{path.name}[{i}]" for i in range(len(pixels))]
-    return Images(names, labels, sizes, classes, lambda i: encode_png(pixels[i]))
+    return Images(
+        names=names,
+        labels=labels,
+        sizes=sizes,
+        classes=classes,
+        read=lambda i: encode_png(pixels[i]),
+    )

@@ -227,8 +227,15 @@ def list_members(path: Path) -> tuple[list[Member], Tally]:
                     if info.isreg() and match and not _META.match(info.name):
                         if info.issparse():
                             raise tarfile.ReadError(f"{info.name!r} is a sparse file")
-                        place = (info.offset, info.offset_data, info.size)
-                        members.append(Member(info.name, match[1], match[2].lower(), *place))
+                        member = Member(
+                            name=info.name,
+                            key=match[1],
+                            suffix=match[2].lower(),
+                            start=info.offset,
+                            data=info.offset_data,
+                            size=info.size,
+                        )
+                        members.append(member)
                     elif not info.isdir():
                         what = "names without KEY.SUFFIX" if info.isreg() else "links and devices"
                         left_out.add(Group(what=what, count=1, example=info.name))

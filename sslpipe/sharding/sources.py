@@ -149,14 +149,14 @@ def from_rows(
             return read_file(paths[number])
 
         images[split] = Images(
-            [names[k] for k in there],
-            labels,
-            np.array(sizes, np.int64)[there],
-            classes,
-            read,
-            [names[k] for k in missing],
-            _rows_of(tables[split], there) if tables else {},
-            "table" if tables else "name",
+            names=[names[k] for k in there],
+            labels=labels,
+            sizes=np.array(sizes, np.int64)[there],
+            classes=classes,
+            read=read,
+            missing=[names[k] for k in missing],
+            cells=_rows_of(tables[split], there) if tables else {},
+            origin="table" if tables else "name",
             paths=paths,
         )
     first = next(iter(images))

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import compute, csv, parquet, types
 
 from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError, did_you_mean
@@ -88,9 +90,6 @@ def _filled(table: Any, column: str, path: Path) -> list[str]:
 
 def _read_csv(options: SourceOptions, path: Path) -> Any:
     """Read the columns that are asked for, as texts. Raises: DataError."""
-    import pyarrow as pa
-    from pyarrow import csv
-
     wanted = {name: "--columns" for name in options.fields}
     wanted[options.image_column] = "--image-column"
     if options.labels and options.label_column:
@@ -100,17 +99,20 @@ def _read_csv(options: SourceOptions, path: Path) -> Any:
     try:
         with open_regular(path, pipe=True) as file:
             raw = file.read()
-        sign = _delimiter(raw, options.image_column)
-        parse = csv.ParseOptions(delimiter=sign, newlines_in_values=True)
-        # in one block, so that a cell may have any size; in one thread, which counts rows
-        read = csv.ReadOptions(block_size=len(raw) + 1, use_threads=False)
-        columns = _header(raw, sign)
+        headers = {sign: _header(raw, sign) for sign in DELIMITERS}
+        naming = [sign for sign in DELIMITERS if options.image_column in headers[sign]]
+        # the sign by which the header names the images' column, else the one of most columns
+        sign = naming[0] if naming else max(DELIMITERS, key=lambda sign: len(headers[sign]))
         for column, option in wanted.items():
-            _check_column(path, column, columns, option)
-        texts = csv.ConvertOptions(
-            column_types=dict.fromkeys(wanted, pa.string()), include_columns=list(wanted)
+            _check_column(path, column, headers[sign], option)
+        return csv.read_csv(
+            io.BytesIO(raw),
+            _in_one_block(raw),
+            csv.ParseOptions(delimiter=sign, newlines_in_values=True),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(wanted, pa.string()), include_columns=list(wanted)
+            ),
         )
-        return csv.read_csv(io.BytesIO(raw), read, parse, texts)
     except (OSError, ValueError) as error:
         remedy = "; save it as UTF-8" * ("UTF8" in str(error) or "utf-8" in str(error))
         raise DataError(f"cannot read {path}: {first_line(error)}{remedy}") from error
@@ -132,27 +134,20 @@ def _check_column(path: Path, column: str, columns: Sequence[str], option: str) 
         )
 
 
-def _delimiter(raw: bytes, image_column: str) -> str:
-    """Return the sign between columns: the one by which the header names the images' column.
-
-    Where none does, the one that gives most columns.
-    """
-    headers = {sign: _header(raw, sign) for sign in DELIMITERS}
-    naming = [sign for sign in DELIMITERS if image_column in headers[sign]]
-    return naming[0] if naming else max(DELIMITERS, key=lambda sign: len(headers[sign]))
-
-
 def _header(raw: bytes, sign: str) -> list[str]:
-    from pyarrow import csv
-
-    first_row = csv.ParseOptions(
+    """Return the names of the columns of a CSV file between which stands this sign."""
+    if not raw.strip():
+        return []
+    parse = csv.ParseOptions(
         delimiter=sign, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
     )
-    read = csv.ReadOptions(block_size=len(raw) + 1, use_threads=False)
-    names: list[str] = []
-    if raw.strip():
-        names = csv.read_csv(io.BytesIO(raw), read, first_row).column_names
+    names: list[str] = csv.read_csv(io.BytesIO(raw), _in_one_block(raw), parse).column_names
     return names
+
+
+def _in_one_block(raw: bytes) -> csv.ReadOptions:
+    """So that a cell may have any size; and in one thread, which counts rows for messages."""
+    return csv.ReadOptions(block_size=len(raw) + 1, use_threads=False)
 
 
 # --- parquet
@@ -256,9 +251,6 @@ def _check_one_configuration(root: Path, files: Sequence[_File]) -> None:
 
 
 def _columns(path: Path) -> list[str]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
     try:
         with open_regular(path) as file:
             return list(parquet.read_schema(file).names)
@@ -268,9 +260,6 @@ def _columns(path: Path) -> list[str]:
 
 def _read_table(paths: list[Path], wanted: list[str]) -> Any:
     """Read some columns of all files; dictionaries are decoded. Raises: DataError."""
-    import pyarrow as pa
-    from pyarrow import parquet, types
-
     tables = []
     for path in paths:
         there = _columns(path)
@@ -298,9 +287,6 @@ def _read_table(paths: list[Path], wanted: list[str]) -> Any:
 
 def _labels(cells: Any, where: str) -> Labels:
     """Convert a column; null and '' are no label, whole floats integers, as pandas has gaps."""
-    import pyarrow as pa
-    from pyarrow import types
-
     kind = cells.type
     texts = types.is_string, types.is_large_string, types.is_string_view
     if any(is_kind(kind) for is_kind in (*texts, types.is_boolean, types.is_null)):
@@ -380,14 +366,14 @@ def _images(
 
     size = table.nbytes // max(1, len(table))
     return Images(
-        [f"{split}[{row}]" for row in kept],
-        numbers[kept],
-        np.full(len(kept), size, np.int64),
-        classes,
-        read,
-        list(missing.values()),
-        {name: table.column(name).take(kept) for name in options.fields},
-        "typed",
+        names=[f"{split}[{row}]" for row in kept],
+        labels=numbers[kept],
+        sizes=np.full(len(kept), size, np.int64),
+        classes=classes,
+        read=read,
+        missing=list(missing.values()),
+        cells={name: table.column(name).take(kept) for name in options.fields},
+        origin="typed",
         left_out=group_kinds(
             ("files of the list that are not there", "", name) for name in missing.values()
         ),
@@ -397,8 +383,6 @@ def _images(
 
 def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
     """Find the rows without an image: an empty cell, or a path that leads to no file, by row."""
-    from pyarrow import compute, types
-
     embedded = cells
     if types.is_struct(cells.type):
         names = [field.name for field in cells.type]

@@ -286,8 +286,8 @@ def _order(
     partners beside them all the same, and no shard is of one group only.
     """
     numbers = source.numbers
-    seed = (layout.seed, zlib.crc32(split.encode()))
-    order = numbers[permutation(len(numbers), *seed)]
+    name = zlib.crc32(split.encode())
+    order = numbers[permutation(len(numbers), layout.seed, name)]
     if layout.group_by is None:
         return order, np.arange(len(order))
     codes = find_groups(source.columns, layout.group_by, "--group-by")[order]
@@ -302,7 +302,7 @@ def _order(
     piece = np.cumsum(begins) - 1
     # the pieces, shuffled
     rank = np.empty(begins.sum(), np.int64)
-    rank[permutation(len(rank), *seed, 1)] = np.arange(len(rank))
+    rank[permutation(len(rank), layout.seed, name, 1)] = np.arange(len(rank))
     shuffled = np.argsort(rank[piece], kind="stable")
     return order[shuffled], np.flatnonzero(begins[shuffled])
 
