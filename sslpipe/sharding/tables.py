@@ -114,7 +114,11 @@ def _read_csv(options: SourceOptions, path: Path) -> Any:
             ),
         )
     except (OSError, ValueError) as error:
-        remedy = "; save it as UTF-8" * ("UTF8" in str(error) or "utf-8" in str(error))
+        remedy = ""
+        if "UTF8" in str(error) or "utf-8" in str(error):
+            remedy = "; save it as UTF-8"
+        elif "columns" in str(error):
+            remedy = "; give each row as many cells as the first has, with quotes around commas"
         raise DataError(f"cannot read {path}: {first_line(error)}{remedy}") from error
 
 

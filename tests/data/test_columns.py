@@ -253,3 +253,10 @@ def test_a_text_of_another_kind_is_refused(index):
     patient = index.split("train").column("patient")
     assert patient.show(np.flatnonzero(patient.values == patient.parse("ü\0"))) == ["ü\0"]
     assert patient.parse("ü\udcff") is None
+
+
+def test_names_with_dots_are_told_apart(tmp_path):
+    columns = {"exif": ["a", "b"], "exif.Model": ["c", None], "exif.Model.x": [1, 2]}
+    split = add_columns(write_dataset(tmp_path, (2,)), **columns).split("train")
+    shown = {name: split.column(name).show([0, 1]) for name in columns}
+    assert shown == {"exif": ["a", "b"], "exif.Model": ["c", None], "exif.Model.x": ["1", "2"]}
