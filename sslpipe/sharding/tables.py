@@ -99,12 +99,11 @@ def _read_csv(options: SourceOptions, path: Path) -> Any:
     try:
         with open_regular(path, pipe=True) as file:
             raw = file.read()
-        headers = {sign: _header(raw, sign) for sign in DELIMITERS}
-        naming = [sign for sign in DELIMITERS if options.image_column in headers[sign]]
-        # the sign by which the header names the images' column, else the one of most columns
-        sign = naming[0] if naming else max(DELIMITERS, key=lambda sign: len(headers[sign]))
+        raw.decode()  # or it is no UTF-8
+        sign = _delimiter(raw, options.image_column)
+        columns = _header(raw, sign)
         for column, option in wanted.items():
-            _check_column(path, column, headers[sign], option)
+            _check_column(path, column, columns, option)
         return csv.read_csv(
             io.BytesIO(raw),
             _in_one_block(raw),
@@ -115,7 +114,7 @@ def _read_csv(options: SourceOptions, path: Path) -> Any:
         )
     except (OSError, ValueError) as error:
         remedy = ""
-        if "UTF8" in str(error) or "utf-8" in str(error):
+        if isinstance(error, UnicodeDecodeError):
             remedy = "; save it as UTF-8"
         elif "columns" in str(error):
             remedy = "; give each row as many cells as the first has, with quotes around commas"
@@ -138,14 +137,25 @@ def _check_column(path: Path, column: str, columns: Sequence[str], option: str) 
         )
 
 
+def _delimiter(raw: bytes, image_column: str) -> str:
+    """Return the sign between columns: the one by which the header names the images' column.
+
+    Where none does, the one that gives most columns.
+    """
+    headers = {sign: _header(raw, sign) for sign in DELIMITERS}
+    naming = [sign for sign in DELIMITERS if image_column in headers[sign]]
+    return naming[0] if naming else max(DELIMITERS, key=lambda sign: len(headers[sign]))
+
+
 def _header(raw: bytes, sign: str) -> list[str]:
-    """Return the names of the columns of a CSV file between which stands this sign."""
-    if not raw.strip():
-        return []
+    """Return the names of the columns between which stands this sign; [] where there are none."""
     parse = csv.ParseOptions(
         delimiter=sign, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
     )
-    names: list[str] = csv.read_csv(io.BytesIO(raw), _in_one_block(raw), parse).column_names
+    try:
+        names: list[str] = csv.read_csv(io.BytesIO(raw), _in_one_block(raw), parse).column_names
+    except ValueError:  # it is empty, or no UTF-8
+        return []
     return names
 
 

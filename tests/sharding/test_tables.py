@@ -455,3 +455,14 @@ def test_names_of_classes_come_from_any_form_of_features(tmp_path, metadata, cla
     table = table.replace_schema_metadata({b"huggingface": text.encode()})
     parquet.write_table(table, tmp_path / "train.parquet")
     assert "".join(read(tmp_path)["train"].classes) == classes
+
+
+def test_a_list_of_paths_may_hold_any_bytes(tmp_path):
+    name = os.fsdecode(b'gr\xf6\xdfe "1".png')
+    try:
+        grey(tmp_path / name, 7)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    (tmp_path / "list.txt").write_bytes(os.fsencode(name) + b"\n")
+    images = read_csv(tmp_path / "list.txt", labels=False)["train"]
+    assert images.names == [r'gr\xf6\xdfe "1".png']
