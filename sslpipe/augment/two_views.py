@@ -395,15 +395,13 @@ class KorniaSettings(ViewSettings):
 AUGMENTS = Table("view", {"fused": FusedSettings, "kornia": KorniaSettings})
 
 
-def build_augment(
-    recipe: RunRecipe, index: DatasetIndex | None = None, *, compiled: bool = False
-) -> Views:
+def build_augment(recipe: RunRecipe, index: DatasetIndex, *, compiled: bool = False) -> Views:
     """Build the recipe's views, on the CPU.
 
     Args:
         recipe: Its own mean and std win.
         index: The data set whose mean and std are used otherwise, and whose channels the images
-            have; None: 0 and 1, and red, green and blue.
+            have.
         compiled: On a CPU, compile the colour operations at their first use.
 
     Raises:
@@ -411,9 +409,9 @@ def build_augment(
     """
     with refusals("augment", recipe.augment.kind):
         augment: Views = recipe.augment.build(
-            mean=None if index is None else index.manifest.mean,
-            std=None if index is None else index.manifest.std,
-            channels=(RGB8 if index is None else index.image_type).channels,
+            mean=index.manifest.mean,
+            std=index.manifest.std,
+            channels=index.image_type.channels,
         )
     if compiled and isinstance(augment, FusedViews):
         augment.compile_colours()

@@ -90,9 +90,9 @@ def read_metrics(
     """Read the lines of one kind by step; of a step that stands twice, the later line.
 
     Damaged lines are skipped (`unreadable_lines` counts them), and those that do not hold what is
-    wanted: None, what LINES has for the kind.
+    wanted: None, what LINES has for the kind, if it has.
     """
-    lines, _ = read_lines(run_dir / "metrics.jsonl", wanted or LINES[kind])
+    lines, _ = read_lines(run_dir / "metrics.jsonl", wanted or LINES.get(kind, MetricLine))
     by_step = {line.step: line.model_dump() for line in lines if line.kind == kind}
     return [by_step[step] for step in sorted(by_step)]
 

@@ -230,16 +230,16 @@ def test_an_unknown_preset_or_key_names_the_nearest():
         *("crop_area=[true, true]", "blur_sigma=[1, 1e9]", "preset=7"),
     ],
 )
-def test_a_value_that_gives_no_views_is_one_line_that_names_the_key(tmp_path, override):
+def test_a_value_that_gives_no_views_is_one_line_that_names_the_key(tmp_path, index, override):
     recipe = load_recipe(write_recipe(tmp_path), [f"augment.{override}"])
     with pytest.raises(RecipeError, match=override.partition("=")[0]):
-        build_augment(recipe)
+        build_augment(recipe, index)
 
 
-def test_colours_are_compiled_only_where_a_run_asks_for_it(tmp_path):
+def test_colours_are_compiled_only_where_a_run_asks_for_it(tmp_path, index):
     recipe = load_recipe(write_recipe(tmp_path), ["augment.kind=fused"])
     for compiled in (False, True):
-        assert (build_augment(recipe, compiled=compiled).colours is not EAGER) == compiled
+        assert (build_augment(recipe, index, compiled=compiled).colours is not EAGER) == compiled
 
 
 @pytest.mark.parametrize("override", ["augment.mean=[nan, 0, 0]", "augment.std=[1, 1, inf]"])

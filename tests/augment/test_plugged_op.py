@@ -120,12 +120,12 @@ def test_the_preview_describes_a_new_op(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("posterize")
-def test_a_recipe_sets_a_new_op_with_the_checks_of_every_setting(tmp_path):
+def test_a_recipe_sets_a_new_op_with_the_checks_of_every_setting(tmp_path, index):
     path = write_recipe(tmp_path)
 
     def views(**settings):
         words = (f"augment.{key}={value}" for key, value in settings.items())
-        return build_augment(load_recipe(path, ["augment.preset=byol", *words]))
+        return build_augment(load_recipe(path, ["augment.preset=byol", *words]), index)
 
     first, second = views(posterize_prob=[0.1, 0.2], posterize_levels=[3, 4]).specs
     assert (first.posterize_prob, second.posterize_prob) == (0.1, 0.2)

@@ -170,7 +170,7 @@ def test_the_optimizer_state_is_what_the_optimizer_allocates(recipe_of, override
     assert estimate_memory(model, recipe, crop_px=16, precision="fp32").optimizer == real
 
 
-def test_the_estimated_time_is_a_rows_time_times_the_rows(recipe_of, monkeypatch):
+def test_the_estimated_time_is_a_rows_time_times_the_rows(recipe_of, index, monkeypatch):
     """By the CPU time of one thread: other programs take the clock's, waiting threads the rest."""
     now_s, threads = [0.0], []
     monkeypatch.setattr(time, "thread_time", lambda: now_s[0])
@@ -191,7 +191,7 @@ def test_the_estimated_time_is_a_rows_time_times_the_rows(recipe_of, monkeypatch
         (("data.batch_size=64", "data.micro_batch=16"), "fp32", 2 * 128 * 0.003),  # twice forward
     ):
         recipe = recipe_of(*settings)
-        augment = build_augment(recipe, None)
+        augment = build_augment(recipe, index)
         seconds = step_seconds(Model(3 * 16 * 16, 2), augment, 16, recipe, precision, cpu)
         assert seconds == pytest.approx(rows_s / share)
     assert threads == [1, 2] * 3
