@@ -141,7 +141,7 @@ RESNET, IMAGENET = "torchvision/resnet18", {"stem": "imagenet"}
         ("timm/resnet18", {}, ["timm"], "small-image stem 'small'"),
         ("torchvision/shufflenet_v2_x0_5", {}, ["timm"], "nor a ResNet"),
         ("torchvision/vit_b_32", {}, ["torchvision"], "another position table"),
-        (RESNET, {**IMAGENET, "embedding_dim": 8}, ["timm"], "embedding layer of 8"),
+        (RESNET, {**IMAGENET, "embedding_dim": 8}, ["torchvision"], "embedding layer of 8"),
         (RESNET, {**IMAGENET, "normalize": True}, ["torchvision"], "length 1"),
         (RESNET, {**IMAGENET, "pool": "max"}, ["timm"], "backbone.pool = 'max'"),
         ("small_resnet", {}, ["timm", "safetensors"], "this backbone can have safetensors"),
