@@ -60,7 +60,7 @@ _CORE = {
     "whiten": "sslpipe embed EXPORT --data DIR/dataset.json --split test --out test.safetensors",
     "evaluate": _REPORT,
     "report": "sslpipe export RUN --out FOLDER",
-    "export": "sslpipe gallery enrol GALLERY.safetensors PHOTOS --model FOLDER",
+    "export": "sslpipe embed FOLDER --data DIR/dataset.json --split test --out test.safetensors",
 }
 NEXT: dict[str, str] = gather("commands", "NEXT", _CORE)
 

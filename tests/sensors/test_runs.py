@@ -13,6 +13,8 @@ from pydicom.data import get_testdata_file
 
 import sslpipe
 from sslpipe.api import train
+from sslpipe.cli.inputs import find_images
+from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.errors import UserError
@@ -199,3 +201,10 @@ def test_a_gallery_finds_files_of_other_formats_in_folders(five, tmp_path):
     (tmp_path / "none").mkdir()
     words = ("gallery", "identify", gallery, tmp_path / "none", "--model", five / "run")
     assert ".dcm" in command_line(*map(str, words), status=2).stderr.replace("\n", " ")
+
+
+def test_folders_of_a_network_that_is_not_known_are_searched_for_all_formats(tmp_path):
+    for name in ("a.jpg", "b.npy", "c.nii.gz", "d.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    assert [path.name for path in find_images(tmp_path, RGB8)] == ["a.jpg"]
+    assert [path.name for path in find_images(tmp_path)] == ["a.jpg", "b.npy", "c.nii.gz"]
