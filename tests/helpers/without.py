@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 WORDS = {  # beside the module: its commands in a test's own words, a kind of recipe
     "curate": r"(^|[\"' ])(sslpipe )?curate\b|leakage",
-    "metric_learning": r"finetune|fine-tun|fine_tun|\bsampler\b|recipes/metric|random_settings",
+    "metric_learning": r"fine[-_]?tun|\bsampler\b|recipes/metric|random_settings|my_images_mobile",
     "search": r"(^|[\"'])(sslpipe )?(search|gallery|choose|browse)\b|ImageSearch",
     "sensors": r"(^|[\"'])(sslpipe )?sensors (build\b|-)|[\"']sensors[\"']",
 }
