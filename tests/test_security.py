@@ -87,9 +87,9 @@ def test_a_recipe_names_entries_of_tables_and_nothing_else(override, tmp_path, m
     monkeypatch.syspath_prepend(tmp_path)  # a module that could be imported
     (tmp_path / "hostile.py").write_text("open('canary', 'w')\n")
     data = write_dataset(tmp_path / "data")
-    recipe = load_recipe(write_recipe(tmp_path), [override])
+    path = write_recipe(tmp_path)
     with pytest.raises(UserError) as raised:
-        check_pretraining(Pretraining.make(recipe, load_index(data)))
+        check_pretraining(Pretraining.make(load_recipe(path, [override]), load_index(data)))
     assert "\n" not in str(raised.value).strip()
     assert not (tmp_path / "canary").exists()
 
