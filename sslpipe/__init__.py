@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sslpipe.losses import DCLLoss, HardNegativeLoss, MoCoLoss, NTXentLoss, SupConLoss
     from sslpipe.recipe import load_recipe
     from sslpipe.registry.plugins import load_plugins
+    from sslpipe.sharding.dataset import build_dataset
 
 __all__ = [
     "DCLLoss",
@@ -28,6 +29,7 @@ __all__ = [
     "NTXentLoss",
     "SupConLoss",
     "TwoViews",
+    "build_dataset",
     "embed",
     "export_backbone",
     "knn",
@@ -46,6 +48,7 @@ _HOMES = {
     **dict.fromkeys(_LOSSES, "losses"),
     "ImageDataset": "data.torch_dataset",
     "TwoViews": "augment.two_views",
+    "build_dataset": "sharding.dataset",
     "embed": "api",
     "export_backbone": "export.write",
     "knn": "evaluation.arrays",

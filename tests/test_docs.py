@@ -15,7 +15,7 @@ from sslpipe import registry
 from sslpipe.cli.explain import explain
 from sslpipe.evaluation.suite_file import features_name
 from sslpipe.recipe import load_recipe
-from tests.helpers.dataset import picture, write_dataset
+from tests.helpers.dataset import picture
 from tests.helpers.runs import ROOT, python, resolved, write_recipe
 
 OUTSIDE = ("README", "CONTRIBUTING", "SECURITY", "launch/README", "slurm/README", "tests/faults")
@@ -197,9 +197,12 @@ def test_the_python_of_a_page_runs(name, capsys):
             del table[kind]
 
 
-def test_the_python_of_the_readme_trains_loads_and_embeds(tmp_path):
-    """On a tiny data set and recipe under the names that the README has."""
-    write_dataset(tmp_path / "out" / "photos")
+def test_the_python_of_the_readme_builds_trains_loads_and_embeds(tmp_path):
+    """On a few photos and a tiny recipe under the names that the README has."""
+    for number in range(160):
+        folder = tmp_path / "MY_PHOTOS" / f"class {number % 4}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture(number, 16)).save(folder / f"{number}.png")
     (tmp_path / "recipes").mkdir()
     write_recipe(tmp_path).rename(tmp_path / "recipes" / "my_images_small.toml")
     for number, name in enumerate(("a.jpg", "b.jpg")):

@@ -25,7 +25,7 @@ from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.log import read_metrics
 from sslpipe.run.run import Run
 from sslpipe.run.throughput import peak_flops
-from sslpipe.sharding.build import build_dataset
+from sslpipe.sharding.build import write_shards
 from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import Layout
 
@@ -137,7 +137,7 @@ def photographs(folder: Path, images: int, width: int, height: int) -> Path:
     write_photographs(sources, images, width, height)
     layout = Layout(seed=0, samples_per_shard=256, max_shard_bytes=2**30)
     options = SourceOptions(root=sources, split="train")
-    build_dataset(out, "folder", options, layout, workers=os.cpu_count() or 1)
+    write_shards(out, "folder", options, layout, workers=os.cpu_count() or 1)
     return out / "dataset.json"
 
 

@@ -2,7 +2,6 @@
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,46 +92,38 @@ def build(
 
     Images of other channels or depths than 8-bit RGB, and tiles of scenes: `sslpipe sensors build`.
     """
-    from sslpipe.sharding.build import build_dataset
-    from sslpipe.sharding.writer import Layout
+    from sslpipe.sharding.dataset import build_dataset
 
     built = build_dataset(
         out,
         source,
-        replace(reading.source_options(), name=name, download=download),
-        Layout(
-            seed=0,
-            samples_per_shard=writing.samples_per_shard,
-            max_shard_bytes=10**9,
-            resize_shorter_px=resize_px,
-            background=_parse_colour(background),
-            group_by=writing.group_by,
-        ),
+        root=reading.root,
+        split=reading.split,
+        csv=reading.csv,
+        image_column=reading.image_column,
+        label_column=reading.label_column,
+        split_column=reading.split_column,
+        skip_missing=reading.skip_missing,
+        labels=reading.labels,
+        columns=reading.columns,
+        name_pattern=reading.name_pattern,
+        name=name,
+        download=download,
+        resize_px=resize_px,
+        background=background,
         test_fraction=writing.test_fraction,
         split_by=writing.split_by,
         unseen_classes=writing.unseen(),
+        group_by=writing.group_by,
+        samples_per_shard=writing.samples_per_shard,
         skip_bad=writing.skip_bad,
         overwrite=writing.overwrite,
         origin=writing.origin,
         license=writing.license,
-        workers=writing.num_workers,
+        num_workers=writing.num_workers,
         progress=progress,
     )
     print_built(out, built)
-
-
-def _parse_colour(text: str | None) -> tuple[int, int, int] | None:
-    """Read a colour by its name or hexadecimal digits. Raises DataError."""
-    from PIL import ImageColor
-
-    if text is None:
-        return None
-    try:
-        red, green, blue = ImageColor.getrgb(text)[:3]
-    except ValueError:
-        message = f"--background {text!r} is no colour; for example white, '#ffffff'"
-        raise DataError(message) from None
-    return red, green, blue
 
 
 @command(

@@ -86,7 +86,7 @@ def build(
     """
     from sslpipe.sensors.scenes import cut_scenes, parse_sensors
     from sslpipe.sharding.arrays import parse_range
-    from sslpipe.sharding.build import build_dataset
+    from sslpipe.sharding.build import write_shards
     from sslpipe.sharding.sources import SENSOR_SUFFIXES, SUFFIXES
     from sslpipe.sharding.writer import Layout
 
@@ -104,7 +104,7 @@ def build(
     options = reading.source_options()
     if channels is not None:
         options = replace(options, suffixes=(*SUFFIXES, *SENSOR_SUFFIXES))
-    built = build_dataset(
+    built = write_shards(
         out,
         source,
         options,

@@ -5,6 +5,6 @@ A source gives encoded images with names, labels and columns (`sources`, `tables
 writes the shards, of what `members` makes of an image; `gather` reads columns from images and from
 shards, `columns` writes them; `record` remembers what is done and writes the index, dataset.json,
 which `sslpipe.data` reads. Tars made by others are indexed as they are (`scan`, `index`); `show`
-looks at the result. Start reading at `readers.SOURCES`, then at `build.build_dataset`. Nothing is
-imported here: a loaded backbone needs `members` alone.
+looks at the result. `dataset` is all of it in one call. Start reading at `readers.SOURCES`, then at
+`build.write_shards`. Nothing is imported here: a loaded backbone needs `members` alone.
 """

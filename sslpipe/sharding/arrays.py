@@ -1,6 +1,6 @@
 """Images of C channels of uint8, uint16 or float32 in shards: members KEY.npy, (h, w, C).
 
-Who reads the files of sensors makes such `Samples` of a source's files; `build.build_dataset`
+Who reads the files of sensors makes such `Samples` of a source's files; `build.write_shards`
 writes them as any others.
 """
 

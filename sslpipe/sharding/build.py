@@ -1,10 +1,13 @@
 """Images of a source -> shards of a data set."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+
+from PIL import Image
 
 from sslpipe.data.columns import Kind, kind_of
 from sslpipe.data.image_type import RGB8, Colour, hex_colour
@@ -56,7 +59,8 @@ from sslpipe.sharding.writer import (
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
-def _silent(title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+def silent(title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Show no progress."""
     return nullcontext(lambda count: None)
 
 
@@ -89,7 +93,7 @@ class _Written(NamedTuple):
     doubts: list[str]
 
 
-def build_dataset(
+def write_shards(
     out: Path,
     source: str,
     options: SourceOptions,
@@ -103,7 +107,7 @@ def build_dataset(
     origin: str = "",
     license: str = "",
     workers: int = 2,
-    progress: Progress = _silent,
+    progress: Progress = silent,
     value_range: tuple[float, float] | None = None,
     make_samples: MakeSamples | None = None,
 ) -> Built:
@@ -157,7 +161,8 @@ def build_dataset(
 
     # the shards; until dataset.json names them, they are not read
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
-    with one_at_a_time(out / FOLDER):
+    with one_at_a_time(out / FOLDER), warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)  # too large: a bad image
         if overwrite:
             manifest = _forget(out, manifest, [*splits])
         notes += _start_over(out, plans)

@@ -25,7 +25,7 @@ from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_range
 from sslpipe.sharding import show, sources
-from sslpipe.sharding.build import build_dataset
+from sslpipe.sharding.build import write_shards
 from sslpipe.sharding.layouts import parse_idx
 from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.scan import scan_tar
@@ -155,7 +155,7 @@ def test_bytes_do_not_depend_on_workers_or_on_where_things_lie(photos, tmp_path)
 def test_shards_are_cut_by_bytes_too(photos, tmp_path):
     out = tmp_path / "out"
     layout = Layout(seed=0, samples_per_shard=1000, max_shard_bytes=8000)
-    build_dataset(out, "folder", SourceOptions(root=photos), layout)
+    write_shards(out, "folder", SourceOptions(root=photos), layout)
     split = load_index(out).split("train")
     assert len(split) == 37
     for k in range(len(split.shards)):

@@ -205,9 +205,7 @@ def _shards(data: str, out: Path) -> str:
     if not folder.is_dir() or (folder / "dataset.json").is_file():
         return data
     from sslpipe.data.image_type import RGB8
-    from sslpipe.sharding.build import build_dataset
-    from sslpipe.sharding.sources import SourceOptions
-    from sslpipe.sharding.writer import Layout
+    from sslpipe.sharding.dataset import build_dataset
 
     stats = [(str(path), path.stat()) for path in find_images(folder, RGB8)]
     listed = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
@@ -215,6 +213,5 @@ def _shards(data: str, out: Path) -> str:
     shards = out / f"shards-{state[:8]}"  # of these very files
     if not (shards / "dataset.json").is_file():
         say(f"{folder}: write its images as shards into {shards}")
-        layout = Layout(seed=0, samples_per_shard=1000, max_shard_bytes=10**9)
-        build_dataset(shards, "folder", SourceOptions(root=folder), layout, skip_bad=True)
+        build_dataset(shards, root=folder, skip_bad=True)
     return str(shards / "dataset.json")

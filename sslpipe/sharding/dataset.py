@@ -1,0 +1,155 @@
+"""A data set in one call with plain arguments: what `sslpipe shards build` does."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sslpipe.data.image_type import Colour
+from sslpipe.errors import DataError
+from sslpipe.sharding.build import Built, Progress, silent, write_shards
+from sslpipe.sharding.columns import parse_columns
+from sslpipe.sharding.gather import parse_pattern
+from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.writer import Layout
+
+LAYOUT = Layout(seed=0, samples_per_shard=1000, max_shard_bytes=10**9)
+
+
+def build_dataset(
+    out: str | Path,
+    source: str = "folder",
+    *,
+    root: str | Path | None = None,
+    split: str | None = None,
+    csv: str | Path | None = None,
+    image_column: str = "path",
+    label_column: str = "label",
+    split_column: str | None = None,
+    skip_missing: bool = False,
+    labels: bool = True,
+    columns: str | None = None,
+    name_pattern: str | None = None,
+    name: str | None = None,
+    download: bool = False,
+    resize_px: int | None = None,
+    background: str | None = None,
+    test_fraction: float = 0.0,
+    split_by: str | None = None,
+    unseen_classes: Sequence[str] = (),
+    group_by: str | None = None,
+    samples_per_shard: int = 1000,
+    skip_bad: bool = False,
+    overwrite: bool = False,
+    origin: str = "",
+    license: str = "",
+    num_workers: int = 2,
+    progress: Progress = silent,
+) -> Built:
+    """Write shards and dataset.json from images, as `sslpipe shards build` does.
+
+    >>> built = sslpipe.build_dataset("out/photos", root="MY_PHOTOS", test_fraction=0.1)
+    >>> print(built.report.lines(), built.skipped)
+
+    After a stop, the same call resumes to the same bytes.
+
+    Args:
+        out: The data set's folder; splits that it has already stay.
+        source: "folder", "csv", "parquet", "huggingface", "torchvision" or "idx".
+        root: Folder of the images or files.
+        split: Read only this split; its name where the source has none.
+        csv: The file of source "csv", one row per image.
+        image_column: Of a CSV file: the paths, relative to the file; of parquet: the images.
+        label_column: Of a CSV or parquet file: the classes.
+        split_column: Of a CSV file: the splits' names.
+        skip_missing: Skip files of a table that do not exist; `Built.missing` lists them.
+        labels: Whether folder names or `label_column` are classes.
+        columns: Columns of metadata, "patient,age:integer,shot_at:time"; "NAME=THEIRS:KIND"
+            renames. None: inferred.
+        name_pattern: Columns from named groups of a pattern of file names.
+        name: The data set's name; for torchvision its class, such as "CIFAR10".
+        download: Whether torchvision may download it.
+        resize_px: Shrink images to this shorter side; None: they stay as they are.
+        background: Colour under transparent parts, "white" or "#ffffff"; None: transparency is
+            dropped.
+        test_fraction: Share of each class to move from train to test, in [0, 0.9].
+        split_by: Column whose groups, such as patients, stay in one split.
+        unseen_classes: Names of classes that go to splits of their own.
+        group_by: Column whose groups are stored side by side.
+        samples_per_shard: At most.
+        skip_bad: Skip images that cannot be decoded, which `Built.skipped` lists.
+        overwrite: Replace existing splits.
+        origin: Where the images come from, for the record.
+        license: Of the images, for the record.
+        num_workers: Threads; the files do not depend on them.
+        progress: Makes the progress bar of each split.
+
+    Returns:
+        The manifest in dataset.json, what was skipped, and the report of the build.
+
+    Raises:
+        DataError: An argument that does not fit, unreadable images, shards of another build.
+    """
+    _check_counts(
+        {
+            "samples_per_shard": samples_per_shard,
+            "num_workers": num_workers,
+            "resize_px": 1 if resize_px is None else resize_px,
+        }
+    )
+    if not 0 <= test_fraction <= 0.9:
+        raise DataError(f"test_fraction = {test_fraction} is not in [0, 0.9]")
+    if isinstance(unseen_classes, str):
+        message = f"unseen_classes = {unseen_classes!r} is one text; give a list of names"
+        raise DataError(message)
+    options = SourceOptions(
+        root=None if root is None else Path(root),
+        split=split,
+        name=name,
+        csv=None if csv is None else Path(csv),
+        image_column=image_column,
+        label_column=label_column,
+        split_column=split_column,
+        labels=labels,
+        download=download,
+        skip_missing=skip_missing,
+        columns=() if columns is None else parse_columns(columns, "--columns"),
+        name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
+    )
+    layout = LAYOUT._replace(
+        samples_per_shard=samples_per_shard,
+        resize_shorter_px=resize_px,
+        background=None if background is None else _parse_colour(background),
+        group_by=group_by,
+    )
+    return write_shards(
+        Path(out),
+        source,
+        options,
+        layout,
+        test_fraction=test_fraction,
+        split_by=split_by,
+        unseen_classes=unseen_classes,
+        skip_bad=skip_bad,
+        overwrite=overwrite,
+        origin=origin,
+        license=license,
+        workers=num_workers,
+        progress=progress,
+    )
+
+
+def _check_counts(counts: dict[str, int]) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise DataError(f"{name} = {count} is less than 1")
+
+
+def _parse_colour(text: str) -> Colour:
+    """Read a colour by its name or hexadecimal digits. Raises DataError."""
+    from PIL import ImageColor
+
+    try:
+        red, green, blue = ImageColor.getrgb(text)[:3]
+    except ValueError:
+        message = f"--background {text!r} is no colour; for example white, '#ffffff'"
+        raise DataError(message) from None
+    return red, green, blue
