@@ -94,8 +94,8 @@ class Writing:
     split_by: Annotated[
         str | None,
         option(
-            "Keep groups of this column, such as patient, in one split. Default for tiles and "
-            "pages: parent, their file."
+            "Keep groups of this column, such as patient, in one split; tiles and pages keep to "
+            "their file by themselves."
         ),
     ] = None
     unseen_classes: Annotated[

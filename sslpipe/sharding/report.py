@@ -244,6 +244,11 @@ def class_doubts(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
         )
     doubts += _near_names(labelled)
     # classes that a split lacks
+    in_all = sum(len(own) for own in labelled.values())
+    if len(labelled) > 1 and in_all == len(names):  # each is in one split alone
+        sizes = ", ".join(f"{len(own):,} in {split}" for split, own in labelled.items())
+        doubts.append(f"no class is in two splits: {sizes}")
+        labelled = {}
     for split, own in labelled.items():
         lacking = [name for name in names if name not in own]
         if lacking:
@@ -252,7 +257,7 @@ def class_doubts(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
             )
     # images
     total: dict[str, int] = defaultdict(int)
-    for own in labelled.values():
+    for own in counts.values():
         for name, count in own.items():
             total[name] += count
     single = [name for name, count in total.items() if count == 1]

@@ -13,6 +13,7 @@ from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index, manifest_text
 from sslpipe.errors import DataError
 from sslpipe.sharding.readers import SOURCES
+from sslpipe.sharding.report import class_doubts
 from sslpipe.sharding.sources import Images, SourceOptions
 from tests.helpers.shards import error_of, grey, read_all, report_of, run
 
@@ -416,3 +417,12 @@ def test_nothing_of_a_name_reaches_the_terminal_as_a_command(tmp_path, capsys):
     said = "".join(capsys.readouterr())
     assert "owned" in said
     assert not set("\x1b\x07\u202e") & set(said)
+
+
+def test_splits_without_a_common_class_are_one_line():
+    doubts = class_doubts({"train": {"a": 3, "b": 3, "c": 3}, "test": {"d": 3, "e": 3}})
+    assert [text for text in doubts if "split" in text] == [
+        "no class is in two splits: 3 in train, 2 in test"
+    ]
+    (one,) = class_doubts({"train": {"a": 3, "bird": 3}, "test": {"a": 3}})
+    assert "test lacks 1 of 2 classes: bird" in one
