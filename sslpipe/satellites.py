@@ -5,7 +5,7 @@ those of whichever folders are there. An installed package does the same by entr
 name: `"sslpipe.commands".mine = "my_package.commands"`. The modules, and what each has:
 
 - `commands`, without heavy imports: COMMANDS, {name: (module with `app`, first line of its help)},
-  and NEXT, {"name" or "name sub-command": what is typed after it};
+  and NEXT, {"name" or "name sub-command": what is typed after it}, which may lack some of them;
 - `names`: NAMES, {what is `sslpipe.NAME`, too: its module};
 - `recipes`, without heavy imports: RECIPES, {kind: `sslpipe.recipe.kinds.RecipeKind`}, the settings
   of a kind of recipe and the section that makes a TOML file one;

@@ -16,6 +16,7 @@ FILES = {
     "moon/commands.py": """
 COMMANDS = {
     "tides": ("moon.cli", "Print the tides."),
+    "phases": ("moon.phase_cli", "Print the phases."),
     "train": ("moon.cli", "Not the core's."),
 }
 NEXT = {"tides": "sslpipe train RECIPE"}
@@ -30,6 +31,17 @@ app = typer.Typer()
 def tides(days: int = 1) -> None:
     \"\"\"Print the tides.\"\"\"
     print("high, low " * days)
+""",
+    "moon/phase_cli.py": """
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def phases() -> None:
+    \"\"\"Print the phases.\"\"\"
+    print("new, full")
 """,
     "moon/names.py": 'NAMES = {"FULL": "moon.phases"}\n',
     "moon/phases.py": "FULL = 3\n",
@@ -136,6 +148,9 @@ def test_a_package_brings_a_command_and_replaces_none(installed):
     assert "'train'" in warning
     assert "high, low high, low" in program(installed, "tides", "--days", "2").stdout
     assert "Next: sslpipe train RECIPE" in program(installed, "tides", "--help").stdout
+    # NEXT has no row of this one
+    assert "new, full" in program(installed, "phases").stdout
+    assert "Next: " not in program(installed, "phases", "--help").stdout
 
 
 def test_a_package_brings_a_kind_of_recipe_and_a_name(installed, tmp_path):

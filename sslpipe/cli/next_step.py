@@ -44,8 +44,8 @@ DAY = """Self-supervised contrastive pretraining of image encoders. A normal day
 All commands: sslpipe --help. Options and examples: sslpipe COMMAND --help.
 What a setting of a recipe means: sslpipe check --explain KEY."""
 
-# command -> what is typed after it; a sub-command without a row has that of its group; satellites
-# add theirs
+# command -> what is typed after it; a sub-command without a row has that of its group, a command
+# without one none; satellites add theirs
 _CORE = {
     "shards": _CHECK,
     "shards build": f"sslpipe shards show DIR --out samples.png, then {_CHECK}",
@@ -70,10 +70,10 @@ def add_next(name: str, command: Any) -> None:
 
     The command's epilog is changed, once.
     """
-    examples = command.epilog or list_examples([f"sslpipe {name}"])
-    if "Next: " not in examples:
-        following = NEXT.get(name, NEXT[name.partition(" ")[0]])
-        command.epilog = f"{examples}\n\n\b\nNext: {following}"
+    command.epilog = command.epilog or list_examples([f"sslpipe {name}"])
+    following = NEXT.get(name) or NEXT.get(name.partition(" ")[0])
+    if following is not None and "Next: " not in command.epilog:
+        command.epilog += f"\n\n\b\nNext: {following}"
 
 
 def plugin_words() -> list[str]:
