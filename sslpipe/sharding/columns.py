@@ -29,7 +29,7 @@ from sslpipe.data.columns import (
 from sslpipe.data.index import PATH_COLUMN, DatasetIndex, Manifest, load_index
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import one_at_a_time, remove_abandoned, write_atomically
-from sslpipe.sharding.record import save_manifest
+from sslpipe.sharding.record import open_manifest, save_manifest
 from sslpipe.sharding.sources import ColumnSpec
 
 _OWN_FILE = re.compile(r".+\.metadata-[0-9a-f]{16}\.parquet")
@@ -168,11 +168,14 @@ def _write_table(folder: Path, split: str, table: Columns) -> MetadataFile:
 
 
 def save_columns(folder: Path, manifest: Manifest, columns: Mapping[str, Columns]) -> Manifest:
-    """Write columns as `write_columns` does, then dataset.json; remove what it names no more."""
+    """Write columns as `write_columns` does, then dataset.json; return what it has now.
+
+    Files that it names no more are removed.
+    """
     manifest = write_columns(folder, manifest, columns)
     save_manifest(folder, manifest)
     remove_unnamed(folder, manifest)
-    return manifest
+    return open_manifest(folder)
 
 
 def add_columns(folder: Path, columns: Mapping[str, Columns], *, alone: bool = False) -> Manifest:
