@@ -8,12 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from sslpipe.optim import LARS, build_optimizer, describe_groups, lr_at, rate_warning, set_lr
+from sslpipe.optim import (
+    LARS,
+    OPTIMIZERS,
+    build_optimizer,
+    describe_groups,
+    lr_at,
+    rate_warning,
+    set_lr,
+)
 from sslpipe.recipe.base import Optim
 
 
-def optim(**settings: object) -> Optim:
-    return Optim.model_validate({"peak_lr": 0.8, **settings})
+def optim(kind: str = "lars", **settings: object) -> Optim:
+    return OPTIMIZERS[kind].model_validate({"peak_lr": 0.8, **settings})
 
 
 def test_the_rate_rises_linearly_and_falls_as_half_a_cosine() -> None:
@@ -91,7 +99,7 @@ def test_groups_are_described_with_their_counts() -> None:
         {"kind": "lars", "trust_coefficient": 0.02, "momentum": 0.7},
     ],
 )
-def test_settings_reach_every_group(settings: dict[str, object]) -> None:
+def test_settings_reach_every_group(settings: dict[str, Any]) -> None:
     optimizer = build_optimizer(net(), optim(**settings))
     for group in optimizer.param_groups:
         assert {"kind": settings["kind"], **group}.items() >= settings.items()

@@ -69,8 +69,8 @@ def vit(bench: Bench) -> Figures:
     """ViT-S/16 on photographs of 500 x 375 to 224 px, AdamW, bf16."""
     data = _data(bench, (500, 375), 4096)
     name = bench.size("vit_small_patch16_224", "test_vit")  # timm's smallest
-    own = f"backbone.kind='timm/{name}'", "optim.kind='adamw'", "optim.peak_lr=1e-4"
-    overrides = (*_overrides(bench), *own)
+    adamw = "optim={kind='adamw', peak_lr=1e-4, precision='bf16'}"
+    overrides = (adamw, *_overrides(bench), f"backbone.kind='timm/{name}'")
     return end_to_end(bench, "imagenet1k", data, overrides, log_steps=bench.size(25, 1))
 
 

@@ -16,7 +16,7 @@ from sslpipe.metric_learning.parts import freeze_and_group
 from sslpipe.metric_learning.plan import Finetuning
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups
-from sslpipe.run.launch import check_precision, training_device
+from sslpipe.run.launch import check_precision, resolve_precision, training_device
 from sslpipe.run.memory import Room, check_memory, memory_of_plan
 
 
@@ -38,7 +38,8 @@ def check_finetuning(plan: Finetuning) -> Check:
     digest = plan.identity()["digest"]
     groups = describe_groups(freeze_and_group(task, recipe), task)
     encoder = task.backbone
-    memory = memory_of_plan(plan, parts, recipe.optim.precision)
+    precision = resolve_precision(recipe.optim.precision, device)
+    memory = memory_of_plan(plan, parts, precision)
 
     order = plan.order
     sampler = recipe.sampler

@@ -9,7 +9,6 @@ from sslpipe.recipe.base import (
     BACKBONE,
     Load,
     NonNegative,
-    Optim,
     Positive,
     Rate,
     RunConfig,
@@ -109,15 +108,6 @@ class ExtraLoss(Settings):
     """What its value is multiplied by."""
 
 
-class FinetuneOptim(Optim):
-    """As in pretraining, with other defaults."""
-
-    kind: Literal["sgd", "adamw", "lars"] = "adamw"
-    """Which optimizer."""
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
-    """Of the model's arithmetic; fp16 needs CUDA; fp64: for reference runs, exact to rounding."""
-
-
 class FinetuneRunConfig(RunConfig):
     """As in pretraining, without what only its loader can do."""
 
@@ -160,8 +150,6 @@ class FinetuneRecipe(RunRecipe):
     """Which pairs or triplets of a batch the losses see; none: all."""
     queue: Queue | None = None
     """A memory of past batches."""
-    optim: FinetuneOptim
-    """The optimizer and its schedule."""
     run: FinetuneRunConfig = FinetuneRunConfig()
     """Cadence, devices and caches; changes no weight beyond rounding."""
 

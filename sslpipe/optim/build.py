@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import AdamW, Optimizer
 
-from sslpipe.optim.lars import LARS, on_one_gpu
+from sslpipe.optim.lars import LARS
 from sslpipe.recipe.base import Optim, Tune
 
 ABSURD = 100  # times the usual rate
@@ -139,34 +139,10 @@ def optimizer_over(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
     the gradient scaler's `found_inf` and `grad_scale`, () floats on the device: where the first is
     1, a step changes nothing; the gradient is divided by the second.
     """
-    optimizer = _of_kind(groups, optim)
+    optimizer: Optimizer = optim.build(groups=groups)
     if any(group.get("l2_to_init") for group in groups):
         optimizer.register_step_pre_hook(_TowardsStart(groups))
     return optimizer
-
-
-def _of_kind(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
-    fused = all(on_one_gpu(group["params"]) for group in groups) or None
-    match optim.kind:
-        case "sgd":
-            sgd = SGD(
-                groups,
-                lr=optim.peak_lr,
-                momentum=optim.momentum,
-                nesterov=optim.nesterov,
-                fused=fused,
-            )
-            return _with_own_kernels(sgd)
-        case "adamw":
-            adamw = AdamW(groups, lr=optim.peak_lr, betas=optim.betas, fused=fused)
-            return _with_own_kernels(adamw)
-        case "lars":
-            return LARS(
-                groups,
-                lr=optim.peak_lr,
-                momentum=optim.momentum,
-                trust_coefficient=optim.trust_coefficient,
-            )
 
 
 class _TowardsStart:
@@ -209,25 +185,6 @@ class _TowardsStart:
                 if grad_scale is not None:
                     torch._foreach_mul_(away, grad_scale)
                 torch._foreach_add_(grads, away, alpha=strength)
-
-
-def _with_own_kernels(optimizer: SGD | AdamW) -> Optimizer:
-    """Prepare one of torch's optimizers for checkpoints of other devices, and for skipped steps."""
-
-    def keep(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        """Which kernels compute a step is this process's choice, not the checkpoint's."""
-        groups = [
-            {**saved, "fused": own["fused"], "foreach": own["foreach"]}
-            for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False)
-        ]
-        return {**state, "param_groups": groups}
-
-    optimizer.register_load_state_dict_pre_hook(keep)
-    for group in optimizer.param_groups:
-        if group["fused"] and group.get("momentum"):
-            for p in group["params"]:  # or a first step that is skipped leaves them unset
-                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
-    return optimizer
 
 
 def describe_groups(groups: Iterable[dict[str, Any]], model: nn.Module) -> str:

@@ -43,6 +43,7 @@ Channels = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_no_tw
 
 AUGMENT = Kinds("sslpipe.augment.two_views:AUGMENTS")
 BACKBONE = Kinds("sslpipe.models.backbones:BACKBONES")
+OPTIMIZER = Kinds("sslpipe.optim.optimizers:OPTIMIZERS")
 
 
 class RunData(Settings):
@@ -57,23 +58,18 @@ class RunData(Settings):
     takes them; none: all. Part of the digest where it is set."""
 
 
-class Optim(Settings):
-    """The optimizer, its learning rate over the run, and the precision of the arithmetic."""
+class Optim(KindSettings):
+    """The optimizer, its learning rate over the run, and the precision of the arithmetic.
 
-    kind: Literal["sgd", "adamw", "lars"] = "lars"
-    """Which optimizer."""
+    Each kind adds its own settings: `sslpipe.optim.optimizers`.
+    """
+
+    given = frozenset({"groups"})
+
     peak_lr: Rate
     """The learning rate at the peak; no scaling rule is applied to it."""
     weight_decay: Rate = 1e-6
     """Weight decay; not on biases and norms unless `decay_one_dim`."""
-    momentum: Beta = 0.9
-    """Momentum of sgd and lars; no effect on adamw."""
-    nesterov: bool = False
-    """Nesterov momentum of sgd; no effect on the others."""
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Betas of adamw; no effect on the others."""
-    trust_coefficient: Rate = 0.001
-    """Trust coefficient of lars; no effect on the others."""
     decay_one_dim: bool = False
     """Apply weight decay to biases and norms, too."""
     warmup_steps: NonNegative = 0
@@ -92,11 +88,10 @@ class Optim(Settings):
     fp32 round their factors to TF32 (a relative 2^-11) unless
     `torch.backends.cudnn.conv.fp32_precision = "ieee"`."""
 
-    @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> Self:
-        if self.kind == "sgd" and self.nesterov and not self.momentum:
-            raise ValueError("nesterov = true needs momentum above 0; set momentum = 0.9")
-        return self
+    @property
+    def state_copies(self) -> int:
+        """How many numbers the optimizer keeps of each one that it trains."""
+        raise NotImplementedError
 
 
 class Tune(Settings):
@@ -231,8 +226,8 @@ class RunRecipe(Settings):
     """The encoder; none: that of the weights that --init names."""
     loss: KindSettings
     """The objective."""
-    optim: Optim
-    """The optimizer and its schedule."""
+    optim: Annotated[Optim, OPTIMIZER, Field(examples=["sgd"])]
+    """The optimizer and its schedule; `kind` is "sgd", "adamw" or "lars"."""
     tune: Tune = Tune()
     """What of a backbone that starts from weights is trained, and how fast."""
     run: RunConfig = RunConfig()

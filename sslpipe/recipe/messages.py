@@ -159,7 +159,8 @@ def describe_key(model: type[BaseModel], key: str) -> str | None:
     section = _section_of(field)
     if section is not None:
         several = any(get_origin(kind) is tuple for kind in alternatives(field.annotation))
-        names = ", ".join(section.model_fields) + ", and settings of its kind" * _has_kind(field)
+        names = ", ".join(section.model_fields)
+        names = "kind, and settings of its kind" if _has_kind(field) else names
         return f"{text}\n{'Sections' if several else 'A section'}: {names}."
     default = "no default: it has to be given"
     if not field.is_required():
@@ -172,7 +173,7 @@ def _all_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
     for name, field in model.model_fields.items():
         yield prefix + name, field
         section = _section_of(field)
-        if section is not None and not _has_kind(field):
+        if section is not None:
             yield from _all_fields(section, f"{prefix}{name}.")
 
 

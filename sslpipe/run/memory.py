@@ -90,7 +90,6 @@ def estimate_memory(
         held += [p for name, p in model.named_parameters() if name.startswith("backbone.network.")]
     ahead = 1 if recipe.run.cache == "device" else recipe.run.prefetch + 2  # one used, one made
     optim = recipe.optim
-    copies = {"adamw": 2, "lars": 1, "sgd": int(optim.momentum > 0)}[optim.kind]
     on_cuda = training_device(recipe).type == "cuda"
     gathered = trained if optim.kind == "lars" and on_cuda else 0
     element_bytes = next(encoder.parameters()).element_size()
@@ -114,7 +113,7 @@ def estimate_memory(
     return Memory(
         weights=weights,
         gradients=trained + gathered,
-        optimizer=copies * trained,
+        optimizer=optim.state_copies * trained,
         activations=activations,
         views=views,
         batches=ahead * images,

@@ -17,14 +17,14 @@ pytestmark = needs_fakecuda
 
 
 def _steps(device: str, kind: str, most: float | None, l2_to_init: float) -> list[torch.Tensor]:
-    from sslpipe.optim import build_optimizer, clip_gradient, set_lr
-    from sslpipe.recipe.base import Optim
+    from sslpipe.optim import OPTIMIZERS, build_optimizer, clip_gradient, set_lr
 
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Conv2d(3, 40, 3), nn.BatchNorm2d(40), nn.Conv2d(40, 4, 3))
     model = model.to(device).to(memory_format=torch.channels_last)
     nn.init.zeros_(model[2].weight)  # LARS: ratio 1
-    optim = Optim(kind=kind, peak_lr=0.1, weight_decay=0.01, trust_coefficient=0.02)
+    own = {"trust_coefficient": 0.02} if kind == "lars" else {}
+    optim = OPTIMIZERS[kind].model_validate({"peak_lr": 0.1, "weight_decay": 0.01, **own})
     start = {"pretrained": "", "l2_to_init": l2_to_init} if l2_to_init else {}
     optimizer: Any = build_optimizer(model, optim, **start)
     generator = torch.Generator().manual_seed(1)
@@ -167,8 +167,7 @@ def _guard(model: nn.Module, optimizer: Any, **more: Any) -> Any:
 
 def _operations(kinds: list[str], clip_norm: float | None) -> dict[str, tuple[int, int]]:
     """By optimizer: operations of guard, gradient norm and optimizer in a step; and waits."""
-    from sslpipe.optim import build_optimizer, clip_gradient
-    from sslpipe.recipe.base import Optim
+    from sslpipe.optim import OPTIMIZERS, build_optimizer, clip_gradient
     from tests.fakecuda.runtime import events, operations, reset, waits
 
     model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
@@ -176,7 +175,7 @@ def _operations(kinds: list[str], clip_norm: float | None) -> dict[str, tuple[in
     ids, loss = torch.arange(4), torch.zeros((), device="cuda")
     found = {}
     for kind in kinds:
-        optimizer: Any = build_optimizer(model, Optim(kind=kind, peak_lr=0.1))
+        optimizer: Any = build_optimizer(model, OPTIMIZERS[kind](peak_lr=0.1))
         guard = _guard(model, optimizer)
         for step in range(2):  # the first makes the state
             for p in parameters:

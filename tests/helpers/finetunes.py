@@ -39,6 +39,7 @@ scale = 8.0
 [optim]
 kind = "adamw"
 peak_lr = 0.01
+precision = "fp32"
 [run]
 keep = "last"
 log_steps = 1

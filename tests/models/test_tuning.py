@@ -15,9 +15,9 @@ from sslpipe.models.tuning import (
     learning_rate_scale,
     tune_warnings,
 )
-from sslpipe.optim import build_optimizer, ramp_at, set_lr
+from sslpipe.optim import OPTIMIZERS, build_optimizer, ramp_at, set_lr
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Optim, Tune
+from sslpipe.recipe.base import Tune
 from tests.helpers.runs import ROOT, assert_same_weights
 
 
@@ -70,7 +70,7 @@ def test_layer_wise_rates_fall_towards_the_input_and_reach_every_parameter_once(
     task = nn.ModuleDict({"backbone": backbone, "losses": nn.ModuleList([nn.Linear(4, 3)])})
     scale = learning_rate_scale(backbone, backbone_lr=0.1, layer_decay=0.5, loss_lr=100.0)
     blocks = block_names(backbone.network)
-    optimizer = build_optimizer(task, Optim(kind="adamw", peak_lr=1.0, weight_decay=0.1), scale)
+    optimizer = build_optimizer(task, OPTIMIZERS["adamw"](peak_lr=1.0, weight_decay=0.1), scale)
     set_lr(optimizer, 2.0)
     rates = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
     assert len(rates) == len(list(task.parameters()))
@@ -106,7 +106,7 @@ def test_the_ramp_begins_where_the_backbone_does_and_only_slows_pretrained_group
     assert ramp_at(0, Tune()) == ramp_at(0, Tune(projector_first_steps=3)) == 1
     model = nn.ModuleDict({"backbone": nn.ModuleDict({"network": nn.Linear(2, 2)})})
     model["projector"] = nn.Linear(2, 2)
-    optimizer = build_optimizer(model, Optim(peak_lr=1.0), pretrained=PREFIX)
+    optimizer = build_optimizer(model, OPTIMIZERS["lars"](peak_lr=1.0), pretrained=PREFIX)
     assert set_lr(optimizer, 2.0, ramp=0.25) == 2.0
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     for key, parameter in model.named_parameters():
@@ -135,7 +135,8 @@ def test_weight_decay_towards_the_start_is_that_of_the_difference(kind):
     torch.manual_seed(0)
     model = nn.ModuleDict({"backbone": nn.ModuleDict({"network": nn.Linear(3, 2)})}).double()
     model["projector"] = nn.Linear(2, 2).double()
-    optim = Optim(kind=kind, peak_lr=0.1, weight_decay=0.3, momentum=0.5)
+    own = {} if kind == "adamw" else {"momentum": 0.5}
+    optim = OPTIMIZERS[kind](peak_lr=0.1, weight_decay=0.3, **own)
     strength, lr = 0.7, 0.1
     optimizer = build_optimizer(model, optim, pretrained=PREFIX, l2_to_init=strength)
     start = {key: value.detach().clone() for key, value in model.named_parameters()}
@@ -169,7 +170,7 @@ def test_weight_decay_towards_the_start_is_that_of_the_difference(kind):
 def test_a_step_that_is_skipped_on_the_device_moves_nothing_to_the_start():
     model = nn.ModuleDict({"backbone": nn.ModuleDict({"network": nn.Linear(3, 2)})})
     optimizer = build_optimizer(
-        model, Optim(kind="lars", peak_lr=0.1), pretrained=PREFIX, l2_to_init=0.7
+        model, OPTIMIZERS["lars"](peak_lr=0.1), pretrained=PREFIX, l2_to_init=0.7
     )
     weight = model["backbone"]["network"].weight
     with torch.no_grad():

@@ -15,11 +15,10 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError, UserError
-from sslpipe.optim import build_optimizer
+from sslpipe.optim import OPTIMIZERS, build_optimizer
 from sslpipe.plan import Pretraining
 from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Optim
 from sslpipe.run.guard import StepGuard, advice
 from sslpipe.run.launch import start_accelerator
 from sslpipe.run.log import read_metrics
@@ -134,7 +133,7 @@ def test_too_many_in_a_row_stop_the_run_with_a_remedy(data, tmp_path):
     ],
 )
 def test_what_to_change_is_named_unless_it_is_set_already(clip_norm, precision, moved, named):
-    said = advice(Optim(peak_lr=3e18, clip_norm=clip_norm), precision, moved=moved)
+    said = advice(OPTIMIZERS["lars"](peak_lr=3e18, clip_norm=clip_norm), precision, moved=moved)
     keys = ("optim.peak_lr", "optim.clip_norm", "optim.precision")
     assert [key in said for key in keys] == [any(key in text for text in named) for key in keys]
     assert all(text in said for text in named)
@@ -171,7 +170,8 @@ class Trainee:
         self.model = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(6))
         self.model.register_buffer("followed", torch.zeros(6, 4).T)  # not contiguous
         self.model.register_buffer("flags", torch.zeros(3, dtype=torch.bool))  # not of 4 bytes each
-        settings = Optim(kind=kind, peak_lr=lr, weight_decay=0.1, trust_coefficient=0.1)
+        own = {"trust_coefficient": 0.1} if kind == "lars" else {}
+        settings = OPTIMIZERS[kind](peak_lr=lr, weight_decay=0.1, **own)
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "is_cuda", on_device and kind != "lars")
             inner = build_optimizer(self.model, settings)
@@ -351,7 +351,7 @@ def test_a_resumed_run_counts_the_steps_that_it_skipped_before(tmp_path, trainee
     lines = [json.dumps({"step": step, "loss": "nan"}) for step in steps]
     (tmp_path / "bad_steps.1.jsonl").write_text("\n".join([*lines, '{"st']))
     settings = {"max_bad_steps": 2, "folder": tmp_path, "first_step": 10, "on_device": False}
-    settings |= {"warn": print, "optim": Optim(peak_lr=0.1), "precision": "fp32"}
+    settings |= {"warn": print, "optim": OPTIMIZERS["lars"](peak_lr=0.1), "precision": "fp32"}
     parts = [], Accelerator(cpu=True), None
     assert [StepGuard(*parts, rank=rank, **settings).skipped for rank in (0, 1)] == [0, 2]
 
