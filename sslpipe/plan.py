@@ -16,10 +16,7 @@ from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
-from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.order import ORDER_VERSION, Order, suggest_holdout
-from sslpipe.data.pairing import Pairing, plan_pairs
-from sslpipe.data.plan import (
+from sslpipe.data.holdout import (
     MOST_HOLDOUT,
     MOST_READ,
     bank_ids,
@@ -28,6 +25,9 @@ from sslpipe.data.plan import (
     plan_order,
     with_holdout,
 )
+from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.order import ORDER_VERSION, Order, suggest_holdout
+from sslpipe.data.pairing import Pairing, plan_pairs
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from sslpipe.data import plan
+from sslpipe.data import holdout
+from sslpipe.data.holdout import bank_ids, holdout_ids, plan_order, untrained_ids
 from sslpipe.data.index import load_index
 from sslpipe.data.order import held_out
-from sslpipe.data.plan import bank_ids, holdout_ids, plan_order, untrained_ids
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import identity
@@ -105,7 +105,7 @@ def test_held_out_images_of_a_run_from_weights_search_trained_ones_too(tmp_path,
     recipe = random.model_copy(update={"init": "0" * 64})
     trained = np.setdiff1d(np.arange(len(split)), holdout_ids(recipe, split))
     assert bank_ids(recipe, split).tolist() == trained.tolist()
-    monkeypatch.setattr(plan, "MOST_BANK", 30)
+    monkeypatch.setattr(holdout, "MOST_BANK", 30)
     assert len(bank_ids(recipe, split)) == 30
     assert set(bank_ids(recipe, split)) < set(trained)
     assert bank_ids(random, split) is None

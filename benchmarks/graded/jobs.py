@@ -21,9 +21,9 @@ from benchmarks.graded.table import FLATTENED
 from benchmarks.trainings import QUIET, RECIPES, search, side_by_side
 from sslpipe.api import train
 from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.holdout import untrained_ids
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.order import suggest_holdout
-from sslpipe.data.plan import untrained_ids
 from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_run

@@ -15,9 +15,9 @@ from sslpipe.check.result import (
     straddle_warning,
     warmup_warning,
 )
+from sslpipe.data.holdout import holdout_ids
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing, joint_codes
-from sslpipe.data.plan import holdout_ids
 from sslpipe.errors import RecipeError
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.plan import RunPlan
 from sslpipe.errors import RecipeError
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.identity import run_identity
@@ -77,6 +76,14 @@ class TrainingParts(ABC):
 PartsT = TypeVar("PartsT", bound=TrainingParts)
 
 
+class RunOrder(Protocol):
+    """What a run asks of its order of samples: see `sslpipe.data.order.Order`."""
+
+    samples: int  # that an epoch draws from
+    batch_size: int  # images of a global step
+    steps_per_epoch: int
+
+
 class StartingWeights(Protocol):
     """What a run asks of the weights that it starts from: see `sslpipe.export.start.Start`."""
 
@@ -117,7 +124,7 @@ class Plan(ABC, Generic[PartsT]):
     recipe: RunRecipe
     index: DatasetIndex
     split: Split
-    order: RunPlan
+    order: RunOrder
     watched: NDArray[np.int64]
     bank: NDArray[np.int64] | None
     start: StartingWeights

@@ -5,8 +5,8 @@ import pytest
 from sslpipe.api import make_plan, train
 from sslpipe.check import check_plan
 from sslpipe.check.pretraining import check_pretraining
+from sslpipe.data.holdout import plan_order
 from sslpipe.data.index import load_index
-from sslpipe.data.plan import plan_order
 from sslpipe.errors import RecipeError
 from sslpipe.plan import Pretraining
 from sslpipe.recipe import load_recipe

@@ -23,9 +23,9 @@ from sslpipe.check import pretraining
 from sslpipe.check.estimate import step_seconds
 from sslpipe.check.mixing import mixing_score
 from sslpipe.check.pretraining import check_pretraining
+from sslpipe.data.holdout import holdout_ids, plan_order
 from sslpipe.data.index import Split, load_index
 from sslpipe.data.order import ORDER_VERSION, Order
-from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.tuning import count_parameters

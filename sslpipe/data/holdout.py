@@ -1,6 +1,4 @@
-"""Which samples a pretraining reads: those held out, those trained on, their order, partners."""
-
-from typing import Protocol
+"""Which samples of a split a pretraining holds out, and which it trains on, in which order."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +22,6 @@ MOST_BANK = 2000  # samples that an evaluation embeds beside the held-out ones
 CLASS = "class"  # data.holdout_by: whole classes, where no column has this name
 
 
-class RunPlan(Protocol):
-    """What a run has to know of its order."""
-
-    samples: int  # that an epoch draws from
-    batch_size: int  # images of a global step
-    steps_per_epoch: int
-
-
 def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
     """Plan the order of a run: the split without held-out samples and those that are not kept."""
     split = index.split(recipe.data.split)
@@ -48,7 +38,7 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
 def with_holdout(recipe: Recipe, split: Split) -> Recipe:
     """Return the recipe with data.holdout as a number: a tenth in a run from weights, else 0.
 
-    The recipe is one of `with_init`.
+    The recipe knows its weights already, see `sslpipe.export.start.with_init`.
     """
     if recipe.data.holdout is not None:
         return recipe
@@ -64,15 +54,15 @@ def with_holdout(recipe: Recipe, split: Split) -> Recipe:
 def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     """Return the ids held out from training, for the monitor; without any, no label is read."""
     count = recipe.data.holdout
-    by = recipe.data.holdout_by
+    column = recipe.data.holdout_by
     if not count:
         return np.zeros(0, np.int64)
     groups = None
-    if by == CLASS and CLASS not in split.columns:
+    if column == CLASS and CLASS not in split.columns:
         groups = class_groups(split.labels)
-    elif by:
+    elif column:
         with naming("data.holdout_by"):
-            groups = split.column(by).groups.whole_split()
+            groups = split.column(column).groups.whole_split()
     # "all": those without a label, -1, are a class of their own
     labels = split.labels + 1 if recipe.data.holdout_from == "all" else split.labels
     return held_out(labels, count, groups)
