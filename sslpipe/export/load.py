@@ -31,8 +31,7 @@ from sslpipe.recipe.base import Weights
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry.plugins import made_with
 from sslpipe.registry.schema import SparseSettings, refusals
-from sslpipe.run.best import choose
-from sslpipe.run.checkpoint_files import read_state
+from sslpipe.run.checkpoint_files import choose_checkpoint, read_state
 from sslpipe.run.records import DataDescription, plugins_of, read_description
 from sslpipe.weights.reader import read_weights
 from sslpipe.weights.source import HUBS, Source, fetch, parse_source
@@ -193,7 +192,7 @@ def load_run(
             only where it is named.
     """
     # what the run wrote down; what the checkpoint says of it counts
-    folder, weights, is_named, reason = choose(run_dir, checkpoint, weights)
+    folder, weights, is_named, reason = choose_checkpoint(run_dir, checkpoint, weights)
     state = read_state(folder)
     identity = state.identity
     written = read_description(run_dir, "recipe.json", Tree)

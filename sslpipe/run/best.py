@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -10,9 +9,8 @@ from numpy.typing import NDArray
 
 from sslpipe.data.order import with_a_partner
 from sslpipe.distributed import broadcast_object
-from sslpipe.errors import CheckpointError
 from sslpipe.recipe.base import RunConfig, Weights
-from sslpipe.run.checkpoint_files import BestEntry, best_of, checkpoint_names, latest, named
+from sslpipe.run.checkpoint_files import BestEntry
 
 EMA = "ema_"  # before the names of an evaluation's numbers of averaged weights
 # what decides: the first that the first evaluation has
@@ -147,44 +145,6 @@ class Best:
 def measured(values: Values) -> str:
     """Name what an evaluation is compared by: MAP@R, or without labels the other view's recall."""
     return next((name for name in (*LABELLED, UNLABELLED) if name in values), "")
-
-
-class Chosen(NamedTuple):
-    """A checkpoint of a run, and which weights of its encoder are meant."""
-
-    folder: Path
-    weights: Weights
-    is_named: bool = False  # somebody asked for it, or it is not the newest
-    reason: str = ""  # of a run from weights whose best one is taken
-
-
-def choose(run_dir: Path, checkpoint: str | None, weights: Weights | None) -> Chosen:
-    """Find the checkpoint and the weights that a command means.
-
-    Args:
-        run_dir: The run directory.
-        checkpoint: A name for `named`; "last": the newest; "best": what the newest one says is the
-            best so far; None: the best where the weights that the run started from were a candidate
-            (run.keep = "best"), else the newest.
-        weights: None: of "best" those that were better there, else the trained ones.
-
-    Raises:
-        CheckpointError: It is not there, or damaged; or the run keeps no best one.
-    """
-    if checkpoint not in (None, "best", "last"):
-        return Chosen(named(run_dir, checkpoint), weights or "trained", is_named=True)
-    newest = latest(run_dir)
-    best = None if checkpoint == "last" else best_of(newest)
-    if checkpoint != "best" and (best is None or not best.reason):
-        return Chosen(newest, weights or "trained")
-    if best is None:
-        raise CheckpointError(
-            f"{run_dir} keeps no best checkpoint: run.keep = 'last', or no evaluation had a number "
-            f"yet; there are: {', '.join(checkpoint_names(run_dir / 'checkpoints'))}"
-        )
-    is_named = checkpoint == "best" or best.name != newest.name
-    folder = named(run_dir, best.name)
-    return Chosen(folder, weights or best.weights, is_named, best.reason)
 
 
 def can_choose(labels: NDArray[np.int64], *, views: bool) -> bool:

@@ -114,15 +114,15 @@ def latest(run_dir: Path) -> Path:
         raise CheckpointError(f"{run_dir} holds no checkpoint; has it saved one yet?")
     last = max((p.name for p in folder.glob("bad-step-*")), key=_step_of, default="")
     if damage := damage_of(folder / names[-1]):
-        found = f"newest checkpoint, {names[-1]}, is damaged ({damage})"
+        reason = f"newest checkpoint, {names[-1]}, is damaged ({damage})"
     elif _step_of(last) > _step_of(names[-1]):
-        found = f"last checkpoint was damaged ({last}), and it has not come as far again"
+        reason = f"last checkpoint was damaged ({last}), and it has not come as far again"
     else:
         return folder / names[-1]
     older = _whole(folder, names)
     other = f", or take an older one by --checkpoint {older[-1]}" if older else ""
     raise CheckpointError(
-        f"{folder}: the {found}; resume the run with its own `sslpipe train` command, restore a "
+        f"{folder}: the {reason}; resume the run with its own `sslpipe train` command, restore a "
         f"copy{other}"
     )
 
@@ -145,6 +145,47 @@ def named(run_dir: Path, name: str) -> Path:
         others = ", ".join(_whole(folder, names)) or "none"
         raise CheckpointError(f"{folder / full} is damaged ({damage}); whole ones: {others}")
     return folder / full
+
+
+class Choice(NamedTuple):
+    """A checkpoint of a run, and which weights of its encoder are meant."""
+
+    folder: Path
+    weights: Weights
+    is_named: bool = False  # somebody asked for it, or it is not the newest
+    reason: str = ""  # of a run from weights whose best one is taken
+
+
+def choose_checkpoint(run_dir: Path, name: str | None, weights: Weights | None) -> Choice:
+    """Find the checkpoint and the weights that a command means by --checkpoint and --weights.
+
+    Args:
+        run_dir: The run directory.
+        name: One for `named`; "last": the newest; "best": what the newest one says is the best so
+            far; None: the best where the weights that the run started from were a candidate
+            (run.keep = "best"), else the newest.
+        weights: None: of "best" those that were better there, else the trained ones.
+
+    Raises:
+        CheckpointError: It is not there, or damaged; or the run keeps no best one.
+    """
+    if name not in (None, "best", "last"):
+        return Choice(named(run_dir, name), weights or "trained", is_named=True)
+    last = latest(run_dir)
+    best = None if name == "last" else best_of(last)
+    if name != "best" and (best is None or not best.reason):
+        return Choice(last, weights or "trained")
+    if best is None:
+        raise CheckpointError(
+            f"{run_dir} keeps no best checkpoint: run.keep = 'last', or no evaluation had a number "
+            f"yet; there are: {', '.join(checkpoint_names(run_dir / 'checkpoints'))}"
+        )
+    return Choice(
+        named(run_dir, best.name),
+        weights or best.weights,
+        is_named=name == "best" or best.name != last.name,
+        reason=best.reason,
+    )
 
 
 def _whole(folder: Path, names: list[str]) -> list[str]:

@@ -23,7 +23,7 @@ from sslpipe.models.tuning import block_names
 from sslpipe.recipe import load_recipe
 from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
-from sslpipe.run.best import choose
+from sslpipe.run.checkpoint_files import choose_checkpoint
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.log import read_metrics
 from tests.helpers.columns import add_columns
@@ -388,7 +388,7 @@ def test_a_fine_tuning_keeps_its_best_checkpoint_and_the_average_of_its_embeddin
         for weights, prefix in prefixes.items()
     }
     step, weights = next(key for key, value in scores.items() if value == max(scores.values()))
-    best = choose(run_dir, "best", None)
+    best = choose_checkpoint(run_dir, "best", None)
     assert (best.folder.name, best.weights) == (f"step-{step:08d}", weights)
     assert load_run(run_dir, checkpoint="best").config.facts.get("weights", "trained") == weights
     trained, average = (load_run(run_dir, weights=each) for each in ("trained", "ema"))

@@ -22,8 +22,14 @@ from sslpipe.export.start import Start, init_facts
 from sslpipe.files import json_text, parse_json, read_lines
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import RunConfig
-from sslpipe.run.best import Best, choose, nothing_to_choose_by
-from sslpipe.run.checkpoint_files import BestEntry, checkpoint_names, latest, read_state
+from sslpipe.run.best import Best, nothing_to_choose_by
+from sslpipe.run.checkpoint_files import (
+    BestEntry,
+    checkpoint_names,
+    choose_checkpoint,
+    latest,
+    read_state,
+)
 from sslpipe.run.log import MetricLine, read_metrics
 from sslpipe.run.monitoring import Monitor
 from sslpipe.run.status import status
@@ -212,7 +218,7 @@ def test_the_best_of_every_checkpoint_that_stays_stays(tmp_path):
     for step, best in ((1, 1), (2, 1), (3, 1), (4, 1), (5, 5), (6, 5)):
         saved(checkpoints, step, best)
         assert f"step-{best:08d}" in checkpoint_names(folder)
-        assert choose(tmp_path, "best", None).folder.name == f"step-{best:08d}"
+        assert choose_checkpoint(tmp_path, "best", None).folder.name == f"step-{best:08d}"
         assert (folder / "best").read_text() == f"step-{best:08d}"
     assert checkpoint_names(folder) == ["step-00000005", "step-00000006"]
 
@@ -238,10 +244,10 @@ def test_a_best_checkpoint_that_somebody_removed_is_said_and_forgotten(tmp_path)
     assert again.best is None
     assert "step-00000001, the best checkpoint so far, is gone" in warnings[0]
     with pytest.raises(CheckpointError, match="has no checkpoint 'step-00000001'"):
-        choose(tmp_path, "best", None)
+        choose_checkpoint(tmp_path, "best", None)
     saved(again, 4)
     with pytest.raises(CheckpointError, match=r"run.keep = 'last', or no .*step-00000004$"):
-        choose(tmp_path, "best", None)
+        choose_checkpoint(tmp_path, "best", None)
 
 
 @pytest.fixture(scope="module")
@@ -396,7 +402,7 @@ def test_a_kill_around_the_best_checkpoint_loses_nothing(data, averaged, tmp_pat
     assert scripted(1, data, run_dir, *EMA) == [12]
     names = checkpoint_names(run_dir / "checkpoints")
     assert names == checkpoint_names(averaged / "checkpoints")
-    assert choose(run_dir, "best", None).folder.name == names[0]
+    assert choose_checkpoint(run_dir, "best", None).folder.name == names[0]
     for name in names:
         ours, theirs = (read_state(run / "checkpoints" / name) for run in (run_dir, averaged))
         assert ours.best == theirs.best
@@ -426,7 +432,9 @@ def test_a_run_that_no_longer_improves_is_done_with_its_reason(data, tmp_path):
 def test_a_disk_that_is_full_at_the_best_step_leaves_the_older_best(data, tmp_path):
     run_dir = tmp_path / "run"
     assert scripted(1, data, run_dir, "run.keep=best", fault="checkpoint.model:3=full") == [12]
-    assert choose(run_dir, "best", None).folder.name == "step-00000008"  # 0.4, after 0.3 and 0.1
+    assert (
+        choose_checkpoint(run_dir, "best", None).folder.name == "step-00000008"
+    )  # 0.4, after 0.3 and 0.1
     best = read_state(latest(run_dir)).best
     assert (best.value, best.since) == (0.4, 2)
 
