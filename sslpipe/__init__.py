@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sslpipe.losses import DCLLoss, HardNegativeLoss, MoCoLoss, NTXentLoss, SupConLoss
     from sslpipe.recipe import load_recipe
     from sslpipe.registry.plugins import load_plugins
+    from sslpipe.report.suite import suite
     from sslpipe.sharding.dataset import build_dataset
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "load_plugins",
     "load_recipe",
     "retrieval",
+    "suite",
     "train",
     "verification",
 ]
@@ -58,6 +60,7 @@ _HOMES = {
     "load_plugins": "registry.plugins",
     "load_recipe": "recipe",
     "retrieval": "evaluation.arrays",
+    "suite": "report.suite",
     "train": "api",
     "verification": "evaluation.arrays",
 }

@@ -1,6 +1,5 @@
 """`sslpipe evaluate`: a subcommand for each entry of EVALS, and `suite` for all."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -14,9 +13,8 @@ from sslpipe.cli.options import (
     command,
     option,
 )
-from sslpipe.cli.terminal import LazyGroup, load_model, new_app, progress, say
+from sslpipe.cli.terminal import LazyGroup, new_app, progress, report_bad, say
 from sslpipe.errors import UserError
-from sslpipe.files import write_json
 from sslpipe.registry import added
 
 
@@ -85,9 +83,6 @@ def _group() -> None:
     """Make typer see a group, though one command alone is listed here; the app has the help."""
 
 
-SEED = 0  # of the labels that are drawn, the hold-out and the random weights
-
-
 @command(
     app,
     examples=[
@@ -129,69 +124,34 @@ def suite(
     for source in [model, *(against or [])]:
         check_model(source)
     check_file(out)
-    if split == "train":
-        raise UserError(
-            "--split train: every sample would find itself, the suite learns from train; name "
-            "another split"
-        )
+    from sslpipe.evaluation.suite_file import check_split
+
+    check_split(split)
     index = open_data(data)
 
     from sslpipe.cli import suite as work
     from sslpipe.cli.inputs import start
-    from sslpipe.evaluation.suite import check_labelled, run_suite
-    from sslpipe.evaluation.suite_file import own_name
-    from sslpipe.evaluation.verdict import BASELINES
+    from sslpipe.report.suite import suite as measure
 
-    target, _ = start(embedding.device, "suite")
-    not_measured: list[str] = []
+    start(embedding.device, "suite")
     with work.stoppable(out):
-        # what can be refused, before anything is embedded
-        rows = index.split("train")
-        queries = index.split(split)
-        for each in (rows, queries):
-            index.check_files(each.name)
-            check_labelled(each.name, each.labels)
-        backbone = load_model(model, run.checkpoint, run.weights)
-        others, not_compared = work.load_compared(
-            against or [], model, backbone, {"ssl", *BASELINES}
+        report = measure(
+            model,
+            index,
+            split,
+            out=out,
+            against=against or [],
+            baselines=baselines,
+            leakage=leakage,
+            checkpoint=run.checkpoint,
+            weights=run.weights,
+            batch_size=embedding.batch_size,
+            num_workers=embedding.num_workers,
+            device=embedding.device,
+            say=say,
+            progress=progress,
+            on_bad=report_bad,
         )
-        starts = [other.name for other in others if other.is_start]
-        backbone, (train, test) = backbone.matched(rows, queries)
-        splits = (train, test)
-        # features, the most wanted first: what is interrupted has these
-        by_turn = sorted(others, key=lambda other: not other.is_start)
-        metadata = {"seed": SEED, **work.model_metadata(backbone, splits, by_turn)}
-        sets = work.embed_model(
-            Path(model),
-            backbone,
-            splits,
-            by_turn,
-            embedding=replace(embedding, device=target),
-            untrained_seed=SEED if baselines else None,
-            left_out=not_measured,
-        )
-        leaks = work.find_leaks(splits, sets, embedding.num_workers) if leakage else None
-        if not baselines:
-            del sets["pixels"]
-        known_as = own_name(metadata, [*sets])
-        # the numbers
-        report = run_suite(
-            sets,
-            metadata,
-            against=[other.name for other in others],
-            start=next(iter(starts), None),
-            not_compared=not_compared,
-            not_measured=not_measured,
-            leaked=None if leaks is None else leaks.ids,
-            leaked_by="" if leaks is None else leaks.how,
-            seed=SEED,
-            device=target,
-            say=lambda text: say(work.renamed(text, known_as)),
-            progress=lambda title, total: progress(work.renamed(title, known_as), total),
-        )
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, report)
-        work.copy_to_trackers(Path(model), report)
         work.print_report(report, out)
     if (Path(model) / "recipe.json").is_file():
         say_next(["report", model, "--data", data])

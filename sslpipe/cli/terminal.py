@@ -112,7 +112,7 @@ def load_model(
     `device` is that of --device; `with_projector` as in `load_backbone`.
     """
     from sslpipe.distributed import pick_device
-    from sslpipe.export.load import load_backbone
+    from sslpipe.export.load import load_backbone, weights_text
 
     target = pick_device(device, f"--device {device}")
     model = load_backbone(
@@ -121,12 +121,8 @@ def load_model(
         weights=weights,
         with_projector=with_projector,
     )
-    facts = model.config.facts
-    if {"checkpoint", "weights", "checkpoint_reason"} & {*facts}:
-        kind = "averaged (optim.ema)" if facts.get("weights") == "ema" else "trained"
-        name = facts.get("checkpoint", "the newest checkpoint")
-        reason = f"; {facts['checkpoint_reason']}" if "checkpoint_reason" in facts else ""
-        say_once(f"weights: {name} of {facts.get('name')}, {kind}{reason}")
+    if text := weights_text(model):
+        say_once(text)
     return model.to(target)
 
 

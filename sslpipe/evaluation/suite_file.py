@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from sslpipe.errors import DataError, one_line
+from sslpipe.errors import DataError, UserError, one_line
 from sslpipe.files import Finite, Stored, Tree, explain, json_text, read_json
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -139,6 +139,15 @@ class _Report(Stored):
         if self.columns and not self.rows:
             raise ValueError("rows are missing")
         return self
+
+
+def check_split(split: str) -> None:
+    """Raise UserError for the split that the suite learns from: every sample would find itself."""
+    if split == "train":
+        raise UserError(
+            "--split train: every sample would find itself, the suite learns from train; name "
+            "another split"
+        )
 
 
 def check_report(report: dict[str, Any]) -> None:

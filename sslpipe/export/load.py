@@ -116,6 +116,17 @@ def load_backbone(
     return model
 
 
+def weights_text(model: FrozenBackbone) -> str:
+    """Say which weights of a run were chosen; "" where they are its newest trained ones."""
+    facts = model.config.facts
+    if not {"checkpoint", "weights", "checkpoint_reason"} & {*facts}:
+        return ""
+    kind = "averaged (optim.ema)" if facts.get("weights") == "ema" else "trained"
+    name = facts.get("checkpoint", "the newest checkpoint")
+    reason = f"; {facts['checkpoint_reason']}" if "checkpoint_reason" in facts else ""
+    return f"weights: {name} of {facts.get('name')}, {kind}{reason}"
+
+
 def _load_weights(
     source: Source, component: SparseSettings | None, crop_px: int | None
 ) -> FrozenBackbone:

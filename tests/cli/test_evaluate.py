@@ -15,6 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import sslpipe.report.suite
 from sslpipe.api import train
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.cli import embed as embed_tool
@@ -24,7 +25,6 @@ from sslpipe.cli import report as report_tool
 from sslpipe.cli import suite as suite_tool
 from sslpipe.cli.app import run as run_program
 from sslpipe.cli.evaluations import print_results
-from sslpipe.cli.suite import short_name
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
@@ -37,6 +37,7 @@ from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
 from sslpipe.models.state import module_sha256
 from sslpipe.recipe import load_recipe
+from sslpipe.report.suite import short_name
 from tests.evaluation.test_knn import random_rows
 from tests.helpers import finetunes
 from tests.helpers.dataset import picture, write_dataset
@@ -204,6 +205,25 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
     assert len(carried) == sum(row["column"] is not None for row in report["rows"])
 
 
+def test_suite_from_python_is_the_commands_and_leaves_the_model_alone(run, stranger, tmp_path):
+    run_dir, data = run
+    out = tmp_path / "theirs.json"
+    call(evaluate_tool, "suite", run_dir, "--data", data, "--against", stranger, "--out", out)
+    ours = tmp_path / "ours" / "eval.json"
+    report = sslpipe.suite(str(run_dir), str(data), out=str(ours), against=[stranger])
+    assert ours.read_bytes() == out.read_bytes()
+    assert report == json.loads(out.read_text())
+    # a backbone in memory has the same numbers, and no folder to leave features in
+    model = load_backbone(run_dir)
+    before = module_sha256(model.backbone)
+    alone = sslpipe.suite(model, load_index(data), against=[stranger])
+    assert alone["rows"] == report["rows"]
+    assert module_sha256(model.backbone) == before
+    assert next(model.backbone.parameters()).device.type == "cpu"
+    with pytest.raises(UserError, match="split train"):
+        sslpipe.suite(model, data, "train")
+
+
 def test_suite_prints_an_unfinished_run_first_and_marks_a_fit_that_did_not_converge(capsys):
     knn = {"features": "ssl", "whitened": False, "column": "kNN", "value": 0.5, "details": {}}
     knn |= {"interval95": [0.4, 0.6], "queries": 20}
@@ -270,7 +290,7 @@ def test_suite_compares_with_the_weights_of_others_through_their_own_view(run, s
 def suite_that(monkeypatch, run, out, *options, **replaced):
     """`evaluate suite` with functions replaced: exit status, what it printed, the report if any."""
     for name, function in replaced.items():
-        monkeypatch.setattr(suite_tool, name, function)
+        monkeypatch.setattr(sslpipe.report.suite, name, function)
     arguments = ["suite", run[0], "--data", run[1], "--out", out, "--no-leakage", *options]
     result = CliRunner().invoke(evaluate_tool.app, [str(a) for a in arguments])
     report = json.loads(out.read_text()) if out.exists() else None

@@ -33,7 +33,7 @@ PRELOADED = (
     "tests.helpers.processes",
     "torch._dynamo",  # DDP imports it when it is first built
     "timm",  # of its networks alone; a second and a half in each process
-    *("sslpipe.cli.suite", "sslpipe.cli.evaluations", "sslpipe.export.write"),
+    *("sslpipe.report.suite", "sslpipe.cli.evaluations", "sslpipe.export.write"),
     *("sslpipe.pretrain", "sslpipe.metric_learning.finetune"),
     *("tests.helpers.runs", "tests.helpers.finetunes"),
     "tests.helpers.warm",

@@ -1,0 +1,501 @@
+"""Measure a backbone beside its start, others, pixels and random weights: an eval.json.
+
+For `sslpipe.suite` and the command: what is loaded, embedded and compared; the numbers are of
+`evaluation.suite`.
+"""
+
+import copy
+import os
+import re
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import DatasetIndex, Split, load_index
+from sslpipe.data.reader import OnBad, Quarantined
+from sslpipe.distributed import pick_device
+from sslpipe.errors import UserError
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed_file import embed_to_file
+from sslpipe.evaluation.features import (
+    Progress,
+    data_metadata,
+    embed_pair,
+    embed_pixels,
+    random_backbone,
+    saved_embeddings,
+)
+from sslpipe.evaluation.protocols import Pair
+from sslpipe.evaluation.suite import Leaks, check_labelled, run_suite
+from sslpipe.evaluation.suite_file import check_split, features_name, own_name
+from sslpipe.evaluation.verdict import BASELINES
+from sslpipe.export.load import FrozenBackbone, Weights, load_backbone, weights_text
+from sslpipe.files import json_text, parse_object, write_json
+from sslpipe.run.trackers import log_evaluation
+from sslpipe.satellites import offered
+
+SEED = 0  # of the labels that are drawn, the hold-out and the random weights
+LONGEST_NAME = 40
+MOST_KEPT_BYTES = 2**30  # of a split's features that are left in the run
+MOST_KEPT_PIXELS = 2**28  # bytes
+
+Say = Callable[[str], None]
+Sets = dict[str, Pair | Callable[[], Pair]]  # name -> train and test, or what embeds them
+
+
+class Embedding(NamedTuple):
+    """How images are embedded, and who hears of it."""
+
+    batch_size: int
+    num_workers: int
+    device: str  # torch's
+    say: Say
+    progress: Progress
+    on_bad: OnBad
+
+
+def _silent(title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Show no progress."""
+    return nullcontext(lambda count: None)
+
+
+def _warn(bad: Quarantined) -> None:
+    warnings.warn(f"{bad.key!r} of {bad.shard} has no row: {bad.reason}", stacklevel=2)
+
+
+def suite(
+    model: FrozenBackbone | str | Path,
+    data: DatasetIndex | str | Path,
+    split: str = "test",
+    *,
+    out: str | Path | None = None,
+    against: Sequence[str | Path] = (),
+    baselines: bool = True,
+    leakage: bool = True,
+    checkpoint: str | None = None,
+    weights: Weights | None = None,
+    batch_size: int = 256,
+    num_workers: int = 2,
+    device: str = "auto",
+    say: Say = lambda text: None,
+    progress: Progress = _silent,
+    on_bad: OnBad = _warn,
+) -> dict[str, Any]:
+    """Measure a backbone beside pixels, random weights and others, as `evaluate suite` does.
+
+    >>> report = sslpipe.suite("runs/photos", "out/photos", out="runs/photos/eval.json")
+    >>> print(report["verdict"], report["rows"])
+
+    Of a run the features are left in it, and its trackers get the numbers. After Ctrl-C
+    (KeyboardInterrupt) the report has what was measured, and "incomplete".
+
+    Args:
+        model: What `load_backbone` takes, or returns; it is not moved.
+        data: The data set's index, or the path or URL of its dataset.json.
+        split: The split to score; the labels to learn from are those of the split train.
+        out: The JSON file to write; None: none.
+        against: Other weights to compare with; a run is always compared with its start.
+        baselines: Also measure pixels and random weights.
+        leakage: Find test samples that are also in train, and score without them, too.
+        checkpoint: Of a run, "step-00000012": this one instead of its newest.
+        weights: Of a run: "trained" or "ema".
+        batch_size: Images embedded at a time.
+        num_workers: Threads that decode.
+        device: Where to compute: "auto", "cpu", "cuda" or "mps".
+        say: Called with what comes next.
+        progress: Makes a progress bar for each set.
+        on_bad: Called with each sample that cannot be decoded.
+
+    Returns:
+        What stands in an eval.json, see `sslpipe.evaluation.suite_file`: "verdict", "rows" (a
+        number each), "comparisons", "against", "left_out", "leakage", "facts".
+
+    Raises:
+        UserError: A model, the data set or the device cannot be had, or they do not fit.
+    """
+    check_split(split)
+    target = pick_device(device, f"device = {device!r}")
+    embedding = Embedding(batch_size, num_workers, target, say, progress, on_bad)
+    index = data if isinstance(data, DatasetIndex) else load_index(str(data))
+    folder = None if isinstance(model, nn.Module) else Path(model)
+    # what can be refused, before anything is embedded
+    rows = index.split("train")
+    queries = index.split(split)
+    for each in (rows, queries):
+        index.check_files(each.name)
+        check_labelled(each.name, each.labels)
+    if isinstance(model, FrozenBackbone):
+        backbone = copy.deepcopy(model)
+    else:
+        backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
+    if chosen := weights_text(backbone):
+        say(chosen)
+    others, not_compared = load_compared(
+        [str(source) for source in against], folder, backbone, {"ssl", *BASELINES}
+    )
+    starts = [other.name for other in others if other.is_start]
+    backbone, (train, test) = backbone.matched(rows, queries)
+    splits = (train, test)
+    # features, the most wanted first: what is interrupted has these
+    by_turn = sorted(others, key=lambda other: not other.is_start)
+    metadata = {"seed": SEED, **model_metadata(backbone, splits, by_turn)}
+    not_measured: list[str] = []
+    sets = embed_model(
+        folder,
+        backbone,
+        splits,
+        by_turn,
+        embedding=embedding,
+        untrained_seed=SEED if baselines else None,
+        left_out=not_measured,
+    )
+    leaks = find_leaks(splits, sets, embedding) if leakage else None
+    if not baselines:
+        del sets["pixels"]
+    known_as = own_name(metadata, [*sets])
+    # the numbers
+    measured = run_suite(
+        sets,
+        metadata,
+        against=[other.name for other in others],
+        start=next(iter(starts), None),
+        not_compared=not_compared,
+        not_measured=not_measured,
+        leaked=None if leaks is None else leaks.ids,
+        leaked_by="" if leaks is None else leaks.how,
+        seed=SEED,
+        device=target,
+        say=lambda text: say(renamed(text, known_as)),
+        progress=lambda title, total: progress(renamed(title, known_as), total),
+    )
+    report: dict[str, Any] = parse_object(json_text(measured))  # as a reader of the file has it
+    if out is not None:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        write_json(Path(out), report)
+    if folder is not None:
+        copy_to_trackers(folder, report, say)
+    return report
+
+
+def copy_to_trackers(model: Path, report: dict[str, Any], say: Say) -> None:
+    """Copy the numbers of a run's own features to the trackers of its recipe; else do nothing."""
+    if not (model / "recipe.json").is_file():
+        return
+    values = {
+        f"{features_name(row)}/{row['column']}": row["value"]
+        for row in report["rows"]
+        if row["column"] is not None and row["features"] == "ssl"
+    }
+    log_evaluation(
+        model,
+        values,
+        step=report["facts"]["step"],
+        warn=lambda text: say(f"warning: {text}"),
+    )
+
+
+def renamed(text: str, own: str) -> str:
+    """Put the model's own name into a line of the suite."""
+    return re.sub(r"(?<![\w.-])ssl(?![\w.-])", lambda found: own, text)
+
+
+class Other(NamedTuple):
+    """A network to compare with: the name of its rows, what was given, and what was loaded."""
+
+    name: str
+    source: str
+    backbone: FrozenBackbone
+    is_start: bool = False  # of the model's own training
+
+    def metadata(self) -> dict[str, str]:
+        """Return what eval.json says of it."""
+        facts = self.backbone.config.facts
+        own = "digest" in facts  # a run of ours or its export, which may have had a start, too
+        return {
+            "name": self.name,
+            "source": self.source,
+            "sha256": self.backbone.config.weights_sha256,
+            "format": "sslpipe" if own else str(_table(facts, "init").get("format", "sslpipe")),
+        }
+
+
+def load_compared(
+    sources: Sequence[str], model: Path | None, backbone: FrozenBackbone, taken: Collection[str]
+) -> tuple[list[Other], tuple[str, ...]]:
+    """Load the networks of --against, and the weights that the model's own training started from.
+
+    Those are one of --against with the recorded sha256, or what the run keeps in RUN/init; where
+    they are not to be had, a sentence says so. So it does where a network has the weights of
+    another one, as the best of a run may be its start, by their hash. `taken` are names that rows
+    of eval.json have.
+
+    Raises:
+        UserError: One of --against is given twice, or cannot be loaded.
+    """
+    others: list[Other] = []
+    names = {*taken}
+    for source in sources:
+        if any(source == other.source for other in others):
+            raise UserError(f"--against {source} is given twice; leave one out")
+        others.append(Other(short_name(source, names), source, load_backbone(source)))
+        names.add(others[-1].name)
+    start, said = _find_start(model, backbone, others, names)
+    if start is not None:
+        named = start.name in names
+        others = [start if other.name == start.name else other for other in others]
+        others += [] if named else [start]
+    different: list[Other] = []
+    for other in others:
+        if same_network(other.backbone, backbone, any_view=other.is_start):
+            said.append(_same_weights_text(other, own_name(backbone.config.facts, names)))
+        elif twin := next((e for e in different if same_network(e.backbone, other.backbone)), None):
+            said.append(_same_weights_text(other, twin.name))
+        else:
+            different.append(other)
+    return different, tuple(said)
+
+
+def same_network(one: FrozenBackbone, other: FrozenBackbone, any_view: bool = False) -> bool:
+    """Return whether two models are the same weights, flattened alike, and see images alike."""
+
+    def identity(model: FrozenBackbone) -> tuple[Any, ...]:
+        view = {} if any_view else model.view.config()
+        return model.config.weights_sha256, model.config.whitening_sha256, view
+
+    return identity(one) == identity(other)
+
+
+def _same_weights_text(other: Other, name: str) -> str:
+    start = ", which it started from," if other.is_start else ""
+    sha256 = other.backbone.config.weights_sha256[:16]
+    return (
+        f"{name} and {other.name}{start} are the same weights (sha256 {sha256}): they are measured "
+        "once, and there is nothing to compare."
+    )
+
+
+def _find_start(
+    model: Path | None, backbone: FrozenBackbone, others: Sequence[Other], names: Collection[str]
+) -> tuple[Other | None, list[str]]:
+    """Find the weights that a model's own training started from, as `load_compared` says."""
+    facts = backbone.config.facts
+    sha256 = str(_table(facts, "recipe").get("init") or "")
+    if not sha256:  # random weights, or no training of ours
+        return None, []
+    for other in others:
+        if other.backbone.config.weights_sha256 == sha256:
+            return other._replace(is_start=True), []
+    source = str(_table(facts, "init").get("source") or "")
+    kept = None if model is None else model / "init"
+    try:
+        if kept is None or not kept.is_dir():
+            raise UserError("it is not kept with the model")
+        start = load_backbone(kept)
+        if start.config.weights_sha256 != sha256:
+            raise UserError("what is there now are others")
+    except UserError as error:
+        named = f"{source or 'weights'} with sha256 {sha256[:16]}"
+        return None, [f"Not compared with its own start, {named}: {error}; name it with --against."]
+    return Other(short_name(source or "start", names), source, start, is_start=True), []
+
+
+def _table(facts: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a table of an export's metadata, which may be anything: {} where it is not one."""
+    table = facts.get(key)
+    return table if isinstance(table, dict) else {}
+
+
+def short_name(source: str, taken: Collection[str]) -> str:
+    """Make a readable name of a source's last part, and of more of it while that one is taken."""
+    parts = [part for part in re.split(r"[:/\\]+", source) if part.strip(".")] or ["other"]
+    suffix = r"\.(safetensors|pth|pt|bin|tar)(?=(@\d+)?$)"
+    parts[-1] = re.sub(suffix, "", parts[-1]) or parts[-1]
+    parts = [re.sub(r"[^\w.+-]+", "-", part) for part in parts]
+    tries = ["-".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
+    tries = [name[-LONGEST_NAME:].strip("-") for name in tries]
+    tries += [f"{tries[0]}-{number}" for number in range(2, len(taken) + 3)]
+    return next(name for name in tries if name not in taken)
+
+
+def embed_model(
+    model: Path | None,
+    backbone: FrozenBackbone,
+    splits: tuple[Split, Split],
+    others: Sequence[Other],
+    *,
+    embedding: Embedding,
+    untrained_seed: int | None,
+    left_out: list[str],
+) -> Sets:
+    """Embed both splits by a model; what it has to beat and other networks when their turn comes.
+
+    Without a seed there is no baseline of random weights. `left_out` gets a sentence on pixels that
+    are too many. The device of `embedding` is torch's.
+    """
+    config = backbone.config
+    kept = {each.name: _kept_features(model, backbone, each, embedding) for each in splits}
+    saved = {name: rows for name, rows in kept.items() if rows is not None}
+    names = ("ssl", *BASELINES, *(other.name for other in others))
+    known_as = own_name(config.facts, names)
+    sets: Sets = {
+        "ssl": _embed_both(
+            known_as,
+            backbone.backbone,
+            view=backbone.view,
+            splits=splits,
+            embedding=embedding,
+            saved=saved,
+        )
+    }
+    for other in others:  # each is embedded when its turn comes
+        sets[other.name] = partial(embed_other, other, splits, embedding)
+    if untrained_seed is not None:
+        sets["random"] = partial(
+            _embed_both,
+            "random",
+            random_backbone(config.backbone, config.crop_px, untrained_seed),
+            view=backbone.view,
+            splits=splits,
+            embedding=embedding,
+        )
+    sets["pixels"] = partial(
+        embed_pixels,
+        view=backbone.view,
+        splits=splits,
+        left_out=left_out,
+        canvas_px=backbone.view.canvas_px,
+        batch_size=embedding.batch_size,
+        num_workers=embedding.num_workers,
+        device=embedding.device,
+    )
+    return sets
+
+
+def _embed_both(
+    name: str,
+    network: nn.Module,
+    *,
+    view: EvalView,
+    splits: tuple[Split, Split],
+    embedding: Embedding,
+    saved: Mapping[str, Embeddings] = MappingProxyType({}),
+) -> Pair:
+    """Embed train and test by a network; `saved` has features by split that are known."""
+    return embed_pair(
+        name,
+        network,
+        view=view,
+        splits=splits,
+        saved=saved,
+        progress=embedding.progress,
+        canvas_px=view.canvas_px,
+        batch_size=embedding.batch_size,
+        num_workers=embedding.num_workers,
+        device=embedding.device,
+        on_bad=embedding.on_bad,
+    )
+
+
+def _kept_features(
+    model: Path | None, backbone: FrozenBackbone, split: Split, embedding: Embedding
+) -> Embeddings | None:
+    """Read RUN/features/SPLIT where it is just what would be embedded now; None where it is not.
+
+    A file that is not there is written, if it is not too large: `report` and `search` read it.
+    """
+    if model is None:
+        return None
+    file = model / "features" / f"{split.name}.safetensors"
+    canvas_px = backbone.view.canvas_px
+    facts = backbone.features_metadata(backbone.view, split)
+    writable = (model / "recipe.json").is_file() and os.access(model, os.W_OK)
+    small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
+    new = writable and small and not file.exists()
+    if new:
+        (model / "features").mkdir(exist_ok=True)
+        embed_to_file(
+            file,
+            backbone.backbone.to(embedding.device),
+            backbone.view,
+            split,
+            facts,
+            canvas_px=canvas_px,
+            bar=partial(embedding.progress, f"embed {split.name}"),
+            batch_size=embedding.batch_size,
+            num_workers=embedding.num_workers,
+            device=embedding.device,
+            on_bad=embedding.on_bad,
+        )
+    rows = saved_embeddings(file, {**facts, "canvas_px": canvas_px}, split)
+    if rows is not None:
+        embedding.say(f"{split.name}: {'written to' if new else 'read from'} {file}")
+    return rows
+
+
+def model_metadata(
+    backbone: FrozenBackbone, splits: tuple[Split, Split], others: Sequence[Other]
+) -> dict[str, Any]:
+    """Return what eval.json says of where the features come from: weights, view, data."""
+    config = backbone.config
+    recipe = _table(backbone.config.facts, "recipe")
+    return {
+        "name": config.facts.get("name", ""),
+        "backbone": config.backbone.model_dump(),
+        "backbone_sha256": config.weights_sha256,
+        "view": backbone.view.config(),
+        "canvas_px": backbone.view.canvas_px,
+        **data_metadata(splits[1]),
+        **backbone.checkpoint_metadata,
+        **{key: config.facts[key] for key in ("step", "checkpoint_reason") if key in config.facts},
+        **({"steps": recipe["steps"]} if "steps" in recipe else {}),
+        "train_split": splits[0].name,
+        "classes": list(splits[0].index.manifest.classes),
+        **({"against": [other.metadata() for other in others]} if others else {}),
+    }
+
+
+def embed_other(other: Other, splits: tuple[Split, Split], embedding: Embedding) -> Pair:
+    """Embed train and test by another network, through its own view."""
+    train, test = splits
+    model, (own_train, own_test) = other.backbone.matched(train, test)
+    return _embed_both(
+        other.name,
+        model.backbone,
+        view=model.view,
+        splits=(own_train, own_test),
+        embedding=embedding._replace(on_bad=lambda bad: None),  # reported with the first features
+    )
+
+
+def find_leaks(splits: tuple[Split, Split], sets: Sets, embedding: Embedding) -> Leaks | None:
+    """Find the test samples that are in train; pixels that it needs as features stay in `sets`.
+
+    A satellite looks for them; where there is none, a line says so.
+    """
+    finders = offered("leaks")
+    if not finders:
+        embedding.say("no check whether test samples are in train, too: this installation has none")
+        return None
+    rows = sets["ssl"]
+    assert not callable(rows)  # it is embedded at once
+
+    def pixels() -> Pair:
+        made = sets["pixels"]
+        if callable(made):
+            embedding.say("pixels: features")
+            made = made()
+            if sum(rows.features.nbytes for rows in made) <= MOST_KEPT_PIXELS:
+                sets["pixels"] = made  # else made again, in seconds, when their turn comes
+        return made
+
+    leaks: Leaks = finders[0].find_leaks(
+        splits, rows, pixels, num_workers=embedding.num_workers, progress=embedding.progress
+    )
+    return leaks
