@@ -33,7 +33,7 @@ from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.losses.planned import planned_negatives
-from sslpipe.models.backbones import stem_warning
+from sslpipe.models.stems import stem_warning
 from sslpipe.models.tuning import (
     tune_warnings,
 )

@@ -14,7 +14,8 @@ from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.parts import build_task
 from sslpipe.metric_learning.plan import with_backbone
 from sslpipe.metric_learning.recipe import FinetuneRecipe
-from sslpipe.models.backbones import backbone_settings, build_backbone, stem_warning
+from sslpipe.models.backbones import backbone_settings, build_backbone
+from sslpipe.models.stems import stem_warning
 from sslpipe.optim import lr_at, rate_warning
 from sslpipe.parts import build_loss, build_model, freeze_and_group
 from sslpipe.recipe import load_recipe

@@ -34,7 +34,8 @@ from sslpipe.metric_learning.parts import (
 )
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
-from sslpipe.models.backbones import backbone_settings, stem_warning
+from sslpipe.models.backbones import backbone_settings
+from sslpipe.models.stems import stem_warning
 from sslpipe.models.tuning import (
     tune_warnings,
 )

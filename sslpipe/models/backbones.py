@@ -5,7 +5,7 @@ What stands before the slash is the table's entry, what stands after it the arch
 Built with random weights; `sslpipe.load_backbone` fills in those that others trained.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from sslpipe.data.image_type import MOST_CHANNELS
 from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.models.channels import set_channels
+from sslpipe.models.depths import DepthEmbedding, embed_depths, features_at
 from sslpipe.models.libraries import open_clip_library, open_clip_network, transformers_network
 from sslpipe.models.pooling import set_pool
+from sslpipe.models.small_resnet import make_small_resnet
+from sslpipe.models.stems import Stem, StemSetting, set_stem
 from sslpipe.portable import memory_is_short
 from sslpipe.recipe.base import BACKBONE, Positive
 from sslpipe.recipe.messages import explain_errors
@@ -27,12 +30,6 @@ from sslpipe.registry.schema import KindSettings, Settings, SparseSettings, refu
 JOIN = "join"  # the kind of several backbones side by side; see export.join
 MOST_PARTS = 16  # of a join
 RGB_CHANNELS = 3
-Stem = Literal["imagenet", "small_pool", "small"]
-STEMS: dict[str, str] = {
-    "imagenet": "7x7 stride-2 convolution and max-pool: 1/4 of the resolution",
-    "small_pool": "3x3 stride-1 convolution and max-pool: 1/2 of the resolution",
-    "small": "3x3 stride-1 convolution, no max-pool: full resolution",
-}
 
 
 class Backbone(nn.Module):
@@ -78,63 +75,6 @@ class Backbone(nn.Module):
             return branches
         features: Tensor = self.network(images)
         return features if self.embedding is None else self.embedding(features)
-
-
-class DepthEmbedding(nn.Module):
-    """Embed what a network gives at several depths, a linear layer each, side by side.
-
-    These are the branches of a hard-aware deeply cascaded embedding; `HDCLoss` trains them.
-
-    Args:
-        widths: Features at each depth.
-        dim: Of all layers together; each has its share.
-
-    Shape:
-        (B, width) of each depth -> (B, dim).
-
-    Source:
-        Yuan et al. 2017, arXiv:1611.05720, section 3.
-    """
-
-    def __init__(self, widths: Sequence[int], dim: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, dim // len(widths)) for width in widths)
-
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Concatenate the branches."""
-        each = [layer(x) for layer, x in zip(self.layers, features, strict=True)]
-        return torch.cat(each, dim=1)
-
-
-def features_at(network: nn.Module, taps: Sequence[str], images: Tensor) -> list[Tensor]:
-    """Compute the outputs of some modules of a network, averaged over positions, then its own.
-
-    Args:
-        network: (B, C, H, W) -> (B, F).
-        taps: Names of its modules that give a map (B, F, H, W), tokens (B, N, F) or features.
-        images: (B, C, H, W).
-
-    Returns:
-        (B, F) of each tap, in the order of their names, and of the network.
-    """
-    found: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            found[name] = output
-
-        return hook
-
-    # hooks of this call alone: a copy of the network has none that belong to another
-    hooks = [network.get_submodule(name).register_forward_hook(keep(name)) for name in taps]
-    try:
-        last: Tensor = network(images)
-    finally:
-        for handle in hooks:
-            handle.remove()
-    pooled = {name: x.flatten(2).mean(2) if x.dim() == 4 else x for name, x in found.items()}
-    pooled = {name: x.mean(1) if x.dim() == 3 else x for name, x in pooled.items()}
-    return [*(pooled[name] for name in taps), last]
 
 
 class JoinedBackbone(Backbone):
@@ -230,7 +170,13 @@ class BackboneSettings(SparseSettings):
             backbone.channels = self.channels
         if self.embedding_taps:
             taps = self.embedding_taps
-            backbone.embedding = embed_depths(backbone, taps, self.embedding_dim, crop_px)
+            backbone.embedding = embed_depths(
+                backbone.network,
+                taps,
+                self.embedding_dim,
+                channels=self.channels,
+                crop_px=crop_px,
+            )
             backbone.taps = tuple(taps)
             assert self.embedding_dim is not None
             backbone.num_features = self.embedding_dim
@@ -274,98 +220,6 @@ def build_backbone(settings: KindSettings, *, crop_px: int) -> Backbone:
         return backbone
 
 
-def embed_depths(
-    backbone: Backbone, taps: Sequence[str], dim: int | None, crop_px: int
-) -> DepthEmbedding:
-    """Make the embedding layers of a network's taps and of its features; images tell the widths.
-
-    Raises:
-        RecipeError: No such module, one that gives no features, or a width that does not part.
-    """
-    branches = len(taps) + 1
-    if dim is None or dim % branches:
-        raise RecipeError(
-            f"embedding.dim = {dim} does not part into the {branches} branches of embedding.taps "
-            f"equally; use {(dim or 128) // branches * branches or branches}"
-        )
-    modules = {name for name, _ in backbone.network.named_modules() if name}
-    for name in taps:
-        if name not in modules:
-            near = did_you_mean(name, modules)
-            outer = sorted(each for each in modules if "." not in each)
-            raise RecipeError(
-                f"embedding.taps names {name!r}, which is no module of the network{near}; its "
-                f"outermost are: {', '.join(outer)}"
-            )
-    if len({*taps}) < len(taps):
-        raise RecipeError(f"embedding.taps = {list(taps)} names a module twice; name each once")
-    training = backbone.network.training
-    images = torch.zeros(1, backbone.channels, crop_px, crop_px)
-    try:
-        with torch.no_grad():
-            features = features_at(backbone.network.eval(), taps, images)
-    except (KeyError, AttributeError, RuntimeError) as error:
-        raise RecipeError(
-            f"embedding.taps = {list(taps)}: one of them gives no features of an image; name "
-            "stages of the network"
-        ) from error
-    finally:
-        backbone.network.train(training)
-    return DepthEmbedding([x.shape[1] for x in features], dim)
-
-
-def fitting_stem(crop_px: int) -> Stem:
-    """Choose the stem for square images of this size.
-
-    32 px: every reference recipe drops both strides; 64 px: W-MSE (Ermolov et al. 2021, their
-    code) keeps the max-pool; from 65 px on the ImageNet stem.
-    """
-    return "small" if crop_px <= 40 else "small_pool" if crop_px <= 64 else "imagenet"
-
-
-def stem_warning(settings: KindSettings, crop_px: int) -> str | None:
-    """Warn of a requested stem that does not fit the image size; None where it does."""
-    requested = getattr(settings, "stem", "auto")
-    fitting = fitting_stem(crop_px)
-    if not isinstance(requested, str) or requested not in STEMS or requested == fitting:
-        return None
-    return (
-        f"backbone.stem = {requested!r} ({STEMS[requested]}) does not fit {crop_px} px crops; "
-        f"{fitting!r} ({STEMS[fitting]}) does: leave the key out, or set it to 'auto'"
-    )
-
-
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut.
-
-    Args:
-        in_width: channels in.
-        width: channels out.
-        stride: of the first convolution.
-
-    Source:
-        He et al. 2015, arXiv:1512.03385, fig. 2.
-    """
-
-    def __init__(self, in_width: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(in_width, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or in_width != width:
-            projection = nn.Conv2d(in_width, width, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute (B, width, H / stride, W / stride) from x (B, in_width, H, W)."""
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out)) + self.shortcut(x)
-        return self.relu(out)  # type: ignore[no-any-return]
-
-
 class SmallResNetSettings(BackboneSettings):
     """A ResNet for small images on a CPU: a 4x4 stride-2 stem, one stage a width."""
 
@@ -382,23 +236,8 @@ class SmallResNetSettings(BackboneSettings):
 
 
 def small_resnet(widths: Sequence[int] = (32, 64, 128), blocks: int = 1) -> Backbone:
-    """Build the network of `SmallResNetSettings`."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, widths[0], 4, 2, 1, bias=False),
-        nn.BatchNorm2d(widths[0]),
-        nn.ReLU(inplace=True),
-    ]
-    in_width = widths[0]
-    for stage, width in enumerate(widths):
-        for block in range(blocks):
-            stride = 2 if stage > 0 and block == 0 else 1
-            layers.append(BasicBlock(in_width, width, stride))
-            in_width = width
-    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):  # torchvision's rule for ResNets
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return Backbone(network, widths[-1])
+    """Build the backbone of `SmallResNetSettings`."""
+    return Backbone(make_small_resnet(widths, blocks), widths[-1])
 
 
 # torchvision's classes and the attribute that holds the classifier behind the pooled features
@@ -428,9 +267,6 @@ PREFIXES = (
     "vit_",
     "wide_resnet",
 )
-
-
-StemSetting = Literal["auto", "imagenet", "small_pool", "small"]
 
 
 class TorchvisionSettings(BackboneSettings):
@@ -484,7 +320,7 @@ def torchvision_backbone(
     head = parent.get_submodule(head_name)
     linear = next(module for module in head.modules() if isinstance(module, nn.Linear))
     setattr(parent, head_name, nn.Identity())
-    stem_name = _set_stem(network, torchvision.models.ResNet, stem, crop_px)
+    stem_name = set_stem(network, torchvision.models.ResNet, stem, crop_px)
     return Backbone(network, linear.in_features, stem_name)
 
 
@@ -530,7 +366,7 @@ def timm_backbone(
             network.set_input_size(img_size=(crop_px, crop_px))
         elif "img_size" not in arguments and _made_for_another_size(network, crop_px):
             network.set_input_size(img_size=(crop_px, crop_px))
-        stem_name = _set_stem(network, timm.models.ResNet, stem, crop_px)
+        stem_name = set_stem(network, timm.models.ResNet, stem, crop_px)
         return Backbone(network, int(network.head_hidden_size), stem_name)
     except RecipeError:
         raise
@@ -567,27 +403,6 @@ def _check_patches(architecture: str, patch_px: int, crop_px: int) -> None:
             f"backbone.kind: {architecture!r} cuts images into {patch_px} px patches and the crops "
             f"have {crop_px} px; use a crop of {crop_px // patch_px * patch_px or patch_px} px"
         )
-
-
-def _set_stem(
-    network: nn.Module, resnet: type[nn.Module], stem: StemSetting, crop_px: int
-) -> Stem | None:
-    """Give a ResNet the requested stem, in place; return what it now has, None without a choice."""
-    conv = network.conv1 if isinstance(network, resnet) else None
-    if not isinstance(conv, nn.Conv2d) or conv.kernel_size != (7, 7):
-        if stem != "auto":
-            raise RecipeError(
-                f"backbone.stem = {stem!r}: this architecture has no ResNet stem to replace; "
-                "leave the key out"
-            )
-        return None
-    chosen: Stem = fitting_stem(crop_px) if stem == "auto" else stem
-    if chosen != "imagenet":
-        network.conv1 = nn.Conv2d(3, conv.out_channels, 3, 1, 1, bias=False)
-        nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
-    if chosen == "small":
-        network.maxpool = nn.Identity()
-    return chosen
 
 
 class TransformersSettings(BackboneSettings):

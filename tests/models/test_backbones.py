@@ -13,10 +13,9 @@ from sslpipe.models.backbones import (
     BACKBONES,
     backbone_settings,
     build_backbone,
-    fitting_stem,
-    stem_warning,
 )
 from sslpipe.models.channels import adapt_kernels
+from sslpipe.models.stems import fitting_stem, stem_warning
 from sslpipe.registry.schema import SparseSettings
 
 CASES = [  # kind, side, features, channels
