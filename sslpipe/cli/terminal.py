@@ -15,6 +15,7 @@ from sslpipe.errors import printable
 from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
     from rich.table import Table
 
     from sslpipe.data.reader import Quarantined
@@ -67,7 +68,8 @@ def text_table(
 
     table = Table(title=None if title is None else Text(title))
     for number, head in enumerate(heads):
-        table.add_column(Text(head), justify="left" if number < left else "right")
+        justify: JustifyMethod = "left" if number < left else "right"
+        table.add_column(Text(head), justify=justify, overflow="fold")  # a long name is not cut
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))  # here, for their widths
     return table

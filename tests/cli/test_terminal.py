@@ -1,6 +1,7 @@
 """Bars on a terminal, a line now and then elsewhere."""
 
 import io
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -63,3 +64,18 @@ def test_a_task_of_unknown_length_shows_its_stage_and_is_gone_at_the_end(shown, 
     with terminal.working("knn"):
         pass
     assert text.getvalue() == ""
+
+
+def test_a_table_wraps_a_long_name_and_cuts_none():
+    name = "tf_efficientnet_lite0@224"
+    table = terminal.text_table(["features", name[::-1]], [[name, "1"]])
+    printed = io.StringIO()
+    Console(file=printed, width=30).print(table)
+    kept = [
+        [cell.strip() for cell in re.split("[│┃]", line)]
+        for line in printed.getvalue().splitlines()
+    ]
+    columns = [
+        "".join(cells) for cells in zip(*(row[1:3] for row in kept if len(row) > 2), strict=True)
+    ]
+    assert columns == [f"features{name}", f"{name[::-1]}1"]
