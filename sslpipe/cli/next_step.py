@@ -109,14 +109,15 @@ def after_a_look(data: str | Path, *overrides: str) -> None:
     if ADAPTING.is_file():
         start = ["sslpipe", "check", ADAPTING, "--init", "timm/NAME@WEIGHTS.pth"]
         say_next_program([*start, *words], title="Or, from pretrained weights")
-    after_labels(data)
+    if not overrides:  # a training by labels has no such settings
+        after_labels(data)
 
 
 def after_labels(data: str | Path) -> None:
     """Check a training by the labels of a data set, where it has classes of several images."""
     import numpy as np
 
-    from sslpipe.data.index import load_index
+    from sslpipe.data.index import load_index, manifest_url
     from sslpipe.data.order import with_a_partner
     from sslpipe.recipe.kinds import labelled_recipes
 
@@ -131,8 +132,8 @@ def after_labels(data: str | Path) -> None:
         return
     title = f"Or, by the labels of {classes:,} classes"
     for recipe in recipes:
-        words = ["sslpipe", "check", recipe, "--init", "timm/NAME@WEIGHTS.pth", "--data", data]
-        say_next_program(words, title=title)
+        start = ["sslpipe", "check", recipe, "--init", "timm/NAME@WEIGHTS.pth"]
+        say_next_program([*start, "--data", manifest_url(data)], title=title)
 
 
 def new_run_dir(name: str) -> Path:

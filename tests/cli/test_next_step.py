@@ -8,6 +8,7 @@ import pytest
 from sslpipe.cli import next_step
 from tests.helpers.photos import write_photos
 from tests.helpers.runs import RECIPE, ROOT, parsed
+from tests.helpers.shards import grey as write_grey
 
 STEPS = "steps = 4"
 pytestmark = pytest.mark.usefixtures("proved_here", "few_resamples")
@@ -111,6 +112,27 @@ def test_existing_weights_are_the_other_way(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("SSLPIPE_NEXT", "0")
     next_step.after_a_look("my data")
     assert not capsys.readouterr().err
+
+
+def test_labels_are_the_other_way_where_no_setting_is_lost(call, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("ant", "bee", "cat", "dog"):
+        write_grey(tmp_path / "photos" / name / "a.png", 60)
+        write_grey(tmp_path / "photos" / name / "b.png", 90)
+    call("shards", "build", "my data", "--root", "photos")
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+
+    def labelled(data, *overrides):
+        next_step.after_a_look(data, *overrides)
+        lines = capsys.readouterr().err.splitlines()
+        return [line.split(": ", 1)[1] for line in lines if "labels of 4 classes" in line]
+
+    (line,) = labelled("my data")
+    assert labelled("my data/dataset.json") == [line]
+    assert line.endswith(" --data 'my data/dataset.json'")
+    parsed(*shlex.split(line)[1:])
+    # its recipe takes no data.keep, so it would train on the duplicates that were just found
+    assert not labelled("my data", "data.keep=duplicate_group first")
 
 
 def test_a_training_without_labelled_test_images_is_shown(follow, tmp_path):
