@@ -119,8 +119,8 @@ def too_few(labels: NDArray[np.int64]) -> str | None:
     if why_unlabelled(labels) is not None or count >= FEW_LABELLED:
         return None
     return (
-        f"Only {count} labelled images chose: of fewer than {FEW_LABELLED}, where the ranking "
-        "shows no clear difference (*), one network at two sizes side by side, power "
+        f"Only {count} labelled images chose: of fewer than {FEW_LABELLED}, where no row is marked "
+        "* as clearly different, one network at two sizes side by side, power "
         f"{UNLABELLED_POWER:g}, has been the better guess."
     )
 
