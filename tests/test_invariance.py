@@ -130,7 +130,7 @@ def test_micro_batches_change_neither_samples_nor_rate_nor_the_first_loss_much(
 @pytest.mark.parametrize(
     "settings",
     [
-        ("run.num_workers=0", "run.window_bytes=1", "run.log_steps=3"),
+        ("run.num_workers=0", "run.log_steps=3"),
         *(("run.cache=memory",), ("run.cache=device",)),
     ],
     ids=str,

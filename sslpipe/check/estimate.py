@@ -12,8 +12,8 @@ from torch import nn
 
 from sslpipe.augment.ops import draws
 from sslpipe.data.image_type import RGB8, ImageType
-from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
+from sslpipe.data.reader import Reader
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import concentration_text, uniformity
 from sslpipe.precision import AUTOCAST
@@ -108,7 +108,7 @@ def start_concentration(plan: Plan[Any]) -> str:
         batch_size=16,
         canvas_px=start.view.canvas_px,
         num_workers=0,
-        reader=open_reader(split, recipe.run),
+        reader=Reader(split),
         on_bad=lambda bad: None,  # training quarantines and counts it
     )
     text = concentration_text(uniformity(rows.features))

@@ -14,7 +14,7 @@ from torch import Tensor
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order, StreamPlan
 from sslpipe.data.pairing import Pairing
-from sslpipe.data.pipeline import CPU, Batch, Prepare, pipelined, send
+from sslpipe.data.pipeline import BATCHES_AHEAD, CPU, Batch, Prepare, pipelined, send
 from sslpipe.data.reader import Image, ImageStore, OnBad, Quarantined, Raw, Reader
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
@@ -87,11 +87,6 @@ class StreamReader:
         return self._raw
 
 
-def open_reader(split: Split, run: RunConfig) -> Reader:
-    """Open a split for reading, the way the recipe's [run] says."""
-    return Reader(split, window_bytes=run.window_bytes)
-
-
 def batches(
     split: Split,
     order: Order,
@@ -146,7 +141,9 @@ def batches(
         return prepare(step, batch) if prepare else batch
 
     steps = iter(count(first_step))
-    yield from pipelined(steps, read, decode_part, finish, run.num_workers, run.prefetch, device)
+    yield from pipelined(
+        steps, read, decode_part, finish, run.num_workers, device, ahead=BATCHES_AHEAD
+    )
 
 
 def _streamed(
@@ -161,7 +158,7 @@ def _streamed(
 ) -> Stages:
     """Read the shards along the streams."""
     store = ImageStore(
-        open_reader(split, run),
+        Reader(split),
         canvas_px=data.canvas_px,
         keep=run.cache == "memory",
         on_bad=on_bad,
@@ -261,7 +258,7 @@ def one_pass(
         return collate(split, np.array([i for i, _ in rows], np.int64), rows, 0)
 
     starts = iter(range(0, len(wanted), batch_size))
-    for result in pipelined(starts, read, decoded, batch, num_workers, prefetch=4):
+    for result in pipelined(starts, read, decoded, batch, num_workers, ahead=BATCHES_AHEAD):
         if len(result.ids):
             yield result
 
@@ -351,7 +348,7 @@ def _resident(
         ids=ids,
         canvas_px=data.canvas_px,
         num_workers=run.num_workers,
-        reader=open_reader(split, run),
+        reader=Reader(split),
         on_bad=remember,
     )
     images, sizes, held = _gather(decoded, split, len(ids), device)

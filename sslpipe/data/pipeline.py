@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 CPU = torch.device("cpu")
+BATCHES_AHEAD = 4  # decoded before the step that takes them
 Read = TypeVar("Read")
 Decoded = TypeVar("Decoded")
 
@@ -186,14 +187,15 @@ def pipelined(
     decode_part: Callable[[Read], Decoded],
     collate_parts: Callable[[int, list[Decoded]], Batch],
     num_workers: int,
-    prefetch: int,
     device: torch.device = CPU,
+    *,
+    ahead: int,
 ) -> Iterator[Batch]:
     """Yield collate_parts(item, [decode_part(p) for p in read(item)]) for each item, in order.
 
     One thread reads in order, `num_workers` decode, one for every four of them makes batches; with
-    none everything happens in the caller. `prefetch` items are prepared ahead. What `collate_parts`
-    launches on the device goes to the stream of the copies.
+    none everything happens in the caller. `ahead` items are prepared before they are asked for.
+    What `collate_parts` launches on the device goes to the stream of the copies.
     """
     upload = Upload(device)
     if not num_workers:
@@ -224,10 +226,10 @@ def pipelined(
                 batch = collate_parts(item, decoded)
             return upload.begin(batch)
 
-        ahead: deque[Future[tuple[Batch, torch.cuda.Event | None]]] = deque()
+        prepared: deque[Future[tuple[Batch, torch.cuda.Event | None]]] = deque()
         for item in items:
-            ahead.append(collating.submit(finish, item, reading.submit(start, item)))
-            if len(ahead) > prefetch:
-                yield upload.end(*ahead.popleft().result())
-        while ahead:
-            yield upload.end(*ahead.popleft().result())
+            prepared.append(collating.submit(finish, item, reading.submit(start, item)))
+            if len(prepared) > ahead:
+                yield upload.end(*prepared.popleft().result())
+        while prepared:
+            yield upload.end(*prepared.popleft().result())

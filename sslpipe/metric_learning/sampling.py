@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.data.index import Split
-from sslpipe.data.loader import STAND_IN_TRIES, StreamReader, collate, open_reader
+from sslpipe.data.loader import STAND_IN_TRIES, StreamReader, collate
 from sslpipe.data.order import Order
-from sslpipe.data.pipeline import CPU, Batch, Prepare, pipelined
-from sslpipe.data.reader import Image, ImageStore, OnBad, Raw
+from sslpipe.data.pipeline import BATCHES_AHEAD, CPU, Batch, Prepare, pipelined
+from sslpipe.data.reader import Image, ImageStore, OnBad, Raw, Reader
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.recipe.base import RunConfig
@@ -318,7 +318,7 @@ def pk_batches(
     Raises:
         DataError: a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
     """
-    reader = open_reader(split, run)
+    reader = Reader(split)
     store = ImageStore(reader, canvas_px=canvas_px, keep=run.cache == "memory", on_bad=on_bad)
     begin, end = (
         order.batch_size * r // process.world_size for r in (process.rank, process.rank + 1)
@@ -338,7 +338,9 @@ def pk_batches(
         return prepare(step, collated) if prepare else collated
 
     steps = iter(count(first_step))
-    yield from pipelined(steps, held.take, decoded, batch, run.num_workers, run.prefetch, device)
+    # neighbours plan an epoch ahead, and know nothing of the one after it
+    ahead = min(BATCHES_AHEAD, order.steps_per_epoch)
+    yield from pipelined(steps, held.take, decoded, batch, run.num_workers, device, ahead=ahead)
 
 
 class _ReadAhead:

@@ -149,8 +149,6 @@ class RunConfig(Settings):
     installed package adds."""
     num_workers: Threads = 2
     """Decoding threads of each process; 0: decode in the training thread."""
-    prefetch: Annotated[int, Field(gt=0, le=1024)] = 4
-    """Batches decoded ahead."""
     cache: Literal["none", "memory", "device"] = "none"
     """memory: keep decoded images after their first use. device: decode all into the device's
     memory before the first step (pretraining only)."""
@@ -158,8 +156,6 @@ class RunConfig(Settings):
     """torch.compile's mode for the model; not off: the colour operations of views made on a CPU are
     compiled, too. reduce-overhead: torch replays the model's passes as CUDA graphs, for small
     encoders, which compute faster than the host launches; not with `data.micro_batch`."""
-    window_bytes: Annotated[int, Field(gt=0, le=2**40)] = 64 * 2**20
-    """Bytes of the largest single read of a shard."""
     max_bad_steps: Positive = 10
     """Non-finite steps in a row before the run stops."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.05

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.data.image_type import RGB8, ImageType
+from sslpipe.data.pipeline import BATCHES_AHEAD
 from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
 from sslpipe.portable import free_memory_bytes, memory_is_short, resident_bytes, total_memory_bytes
@@ -88,7 +89,7 @@ def estimate_memory(
     held = [*model.parameters(), *model.buffers(), *(b for o in others for b in o.buffers())]
     if recipe.tune.l2_to_init:  # the start of what decays towards it
         held += [p for name, p in model.named_parameters() if name.startswith("backbone.network.")]
-    ahead = 1 if recipe.run.cache == "device" else recipe.run.prefetch + 2  # one used, one made
+    ahead = 1 if recipe.run.cache == "device" else BATCHES_AHEAD + 2  # one used, one made
     optim = recipe.optim
     on_cuda = training_device(recipe).type == "cuda"
     gathered = trained if optim.kind == "lars" and on_cuda else 0
@@ -193,7 +194,7 @@ def check_memory(memory: Memory, recipe: RunRecipe, room: Room, world: int = 1) 
         f"{gib(room.free)} free of {gib(room.total)}: "
         f"{', '.join(f'{name} {gib(size)}' for name, size in largest)}"
         f"{' a process' if several else ''}; set {load.remedy}, or smaller views "
-        f"(augment.crop_px), images (data.canvas_px, now {load.canvas_px}) or run.prefetch"
+        f"(augment.crop_px) or images (data.canvas_px, now {load.canvas_px})"
     )
     # images may be smaller than the canvas: what they take at most condemns no recipe
     if needed - room.processes * memory.batches > HOPELESS * room.total:

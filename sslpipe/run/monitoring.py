@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.loader import open_reader
+from sslpipe.data.reader import Reader
 from sslpipe.run.best import EMA, Best
 from sslpipe.run.directory import HeldDirectory
 from sslpipe.run.health import StartAlarm
@@ -51,7 +51,7 @@ class Monitor:
         self._held = held
         self._reporter = reporter
         self.backbones: dict[str, nn.Module] = {}
-        self._reader = open_reader(plan.split, plan.recipe.run)
+        self._reader = Reader(plan.split)
         if len(plan.watched):
             self.backbones[""] = parts.backbone
             if parts.ema is not None:

@@ -111,8 +111,8 @@ def test_activations_are_what_autograd_must_keep(recipe_of):
     assert memory.activations == 128 * 20 * 4  # a ReLU's output, for itself and the next layer
     assert memory.views == 128 * 48 * 4
     assert memory.weights == memory.gradients == 4 * (48 * 20 + 20 + 20 * 5 + 5)
-    canvas_px, prefetch = (recipe_of().data.canvas_px, recipe_of().run.prefetch)
-    assert memory.batches == (prefetch + 2) * 64 * 3 * canvas_px**2
+    canvas_px = recipe_of().data.canvas_px
+    assert memory.batches == (4 + 2) * 64 * 3 * canvas_px**2
     assert memory.total == sum(memory)
     halved = estimate_memory(
         model, recipe_of("data.batch_size=64"), crop_px=4, precision="fp32", world=2
@@ -343,8 +343,8 @@ def test_the_command_prints_the_check_or_one_line(tmp_path, index, monkeypatch):
     good = command_line("check", recipe, "--data", data, "data.num_streams=8", status=0)
     table, _, defaults = good.stdout.partition("at their defaults: ")
     assert re.search(r"data\.num_streams +8\b", table.partition("settings")[2])
-    assert "run.prefetch 4" in " ".join(defaults.split())
-    assert "run.prefetch" not in table
+    assert "run.max_bad_steps 10" in " ".join(defaults.split())
+    assert "run.max_bad_steps" not in table
     assert sorted(tmp_path.rglob("*")) == before  # it writes nothing
     # nor imports torch.compile, which takes as long as torch itself
     code = "import sys; sys.argv[0] = 'sslpipe'\nfrom sslpipe.__main__ import main\ntry: main()\n"

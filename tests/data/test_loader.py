@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from sslpipe.data import loader
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
@@ -68,15 +69,24 @@ def test_what_computes_waits_for_the_copy_and_the_next_copy_for_it(index):
     "run",
     [
         {"num_workers": 1},
-        {"num_workers": 3, "prefetch": 1},
-        {"num_workers": 9, "prefetch": 9},  # three threads make batches
+        {"num_workers": 9},  # three threads make batches
         {"cache": "memory"},
         {"num_workers": 0, "cache": "memory"},
-        {"window_bytes": 1},
     ],
 )
 def test_settings_of_run_change_no_batch(index, run):
     assert all(map(same, take(index, 20, run={"num_workers": 0}), take(index, 20, run=run)))
+
+
+@pytest.mark.promise(1)
+@pytest.mark.parametrize(("workers", "ahead"), [(3, 1), (9, 9)])
+def test_neither_the_size_of_a_read_nor_reading_ahead_changes_a_batch(
+    index, monkeypatch, workers, ahead
+):
+    wanted = take(index, 20, run={"num_workers": 0})
+    monkeypatch.setattr(loader, "BATCHES_AHEAD", ahead)
+    monkeypatch.setitem(Reader.__init__.__kwdefaults__, "window_bytes", 1)
+    assert all(map(same, wanted, take(index, 20, run={"num_workers": workers})))
 
 
 @pytest.mark.promise(1)
@@ -158,7 +168,8 @@ def test_batches_are_made_side_by_side_and_come_in_order():
         numbers = torch.tensor(parts)
         return Batch(numbers, numbers, numbers, numbers, numbers, item)
 
-    made = pipelined(iter(range(6)), lambda item: [item], lambda part: part, collate_parts, 4, 3)
+    stages = lambda item: [item], lambda part: part, collate_parts
+    made = pipelined(iter(range(6)), *stages, num_workers=4, ahead=3)
     assert [(batch.epoch, batch.ids.tolist()) for batch in made] == [(i, [i]) for i in range(6)]
 
 

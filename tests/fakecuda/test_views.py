@@ -28,7 +28,8 @@ def _views() -> list[Tensor]:
         def collate(step: int, parts: list[None], augment: FusedViews = augment) -> Batch:
             return augment.prepare(batch_of(SIZES[:4]), seed=1, number=step)
 
-        stream = pipelined(iter([7]), lambda step: [], lambda part: part, collate, 1, 1, device)
+        stages = lambda step: [], lambda part: part, collate
+        stream = pipelined(iter([7]), *stages, num_workers=1, device=device, ahead=1)
         for batch in stream:
             batch = batch.to(device)
             found += [augment(batch).cpu(), augment(batch.rows(ROWS)).cpu()]

@@ -88,7 +88,6 @@ def test_what_the_run_would_refuse_is_refused(tmp_path, data):
         (("sampler.classes_per_batch=7",), "set sampler.classes_per_batch=6"),
         (("tune.backbone=frozen", "embedding={}", "loss={kind='triplet'}"), "nothing is trained"),
         (("optim.precision=fp16", "run.device=cpu"), "needs a CUDA device"),
-        (("sampler.neighbours=1", "run.prefetch=99"), "run.prefetch = 99 reads farther"),
     ):
         with pytest.raises(UserError, match=text):
             checked(tmp_path, data, *overrides)

@@ -44,7 +44,6 @@ pytestmark = pytest.mark.usefixtures("proved_here")
 NEIGHBOURS = (
     "loss={kind='hierarchical_triplet'}",
     "sampler={classes_per_batch=4, images_per_class=12, buffer=150, neighbours=1, num_streams=2}",
-    "run.prefetch=2",
     "steps=6",
 )
 # name -> overrides: a head; pairs over a queue and two views, with an ID loss; a proxy loss that
