@@ -1,5 +1,6 @@
 """Show a data set: a picture of some samples, and the numbers of a split."""
 
+import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -72,9 +73,9 @@ def sample_sheet(
 ) -> Image.Image:
     """Draw a grid of samples, each with its id, path or else key, class and size.
 
-    Of a bad one stands there what is wrong. Letters that the font lacks are "?"; `is_drawable`. At
-    most SHOWN are drawn at random, unless `ids` names them. With `all_channels` each sample is a
-    strip of grey pictures.
+    Of a bad one stands there what is wrong. Letters that the font lacks lose their accent or are
+    "?"; `is_drawable`. At most SHOWN are drawn at random, unless `ids` names them. With
+    `all_channels` each sample is a strip of grey pictures.
     """
     split = index.split(split_name)
     kind = index.stored_type
@@ -130,8 +131,7 @@ def draw_sheet(cells: Sequence[Cell], columns: int) -> Image.Image:
             sheet.paste(picture, (left + number * (CELL_PX + 2), top))
         for line, (text, fill) in enumerate(((cell.words, cell.colour), (cell.name, FAINT))):
             y = top + CELL_PX + 1 + line * LINE_PX
-            drawn = "".join(letter if _has_glyph(letter) else "?" for letter in text)
-            pen.text((left, y), _cut(drawn, font, wide), fill=fill, font=font)
+            pen.text((left, y), _cut(_drawn(text), font, wide), fill=fill, font=font)
     return sheet
 
 
@@ -254,6 +254,17 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 def _has_glyph(letter: str) -> bool:
     """Return whether the sheet's font has a letter; others look like this noncharacter."""
     return bytes(_font().getmask(letter)) != bytes(_font().getmask("\U0010ffff"))
+
+
+def _drawn(text: str) -> str:
+    """Return what the sheet shows of a text: é without its accent, "?" for other letters."""
+    letters = unicodedata.normalize("NFC", text)
+    return "".join(map(_nearest_glyph, letters))
+
+
+def _nearest_glyph(letter: str) -> str:
+    base = unicodedata.normalize("NFD", letter)[0]
+    return next((each for each in (letter, base) if _has_glyph(each)), "?")
 
 
 def is_drawable(text: str) -> bool:

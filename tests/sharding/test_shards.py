@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -508,6 +509,21 @@ def test_show_draws_samples_enlarged_by_a_whole_factor_and_names_those_of_a_list
         capsys, "show", tmp_path, "--ids", "6"
     )
     assert "--ids 'x' is no" in error_of(capsys, "show", tmp_path, "--ids=1,x")
+
+
+def test_a_letter_that_the_font_lacks_is_drawn_without_its_accent():
+    def sheet(words):
+        cell = show.Cell([Image.new("RGB", (8, 8))], words, show.INK, words)
+        return show.draw_sheet([cell], 1).tobytes()
+
+    for composed in ("Café", "Zoë", "Łódź", "Ёж"):
+        decomposed = unicodedata.normalize("NFD", composed)
+        plain = composed
+        for letter, without in {"é": "e", "ë": "e", "ó": "o", "ź": "z"}.items():
+            plain = plain.replace(letter, without)
+        plain = "".join(letter if letter.isascii() else "?" for letter in plain)
+        assert sheet(composed) == sheet(decomposed) == sheet(plain), composed
+    assert not show.is_drawable("Café")  # it stands in the terminal as it is
 
 
 def test_show_prints_names_that_its_font_cannot_draw(tmp_path, capsys):
