@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sslpipe.api import embed, train
+    from sslpipe.api import embed, train, write_report
     from sslpipe.augment.two_views import TwoViews
     from sslpipe.data.index import load_index
     from sslpipe.data.torch_dataset import ImageDataset
@@ -43,6 +43,7 @@ __all__ = [
     "suite",
     "train",
     "verification",
+    "write_report",
 ]
 
 _LOSSES = ("DCLLoss", "HardNegativeLoss", "MoCoLoss", "NTXentLoss", "SupConLoss")
@@ -63,6 +64,7 @@ _HOMES = {
     "suite": "report.suite",
     "train": "api",
     "verification": "evaluation.arrays",
+    "write_report": "api",
 }
 
 

@@ -1,29 +1,35 @@
 """Trainings and features from Python, in one call each: what a command does, a notebook can."""
 
 import copy
+import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import pick_device
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.embed import embed as embed_split
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
 from sslpipe.export.named import open_init
 from sslpipe.kinds import kind_of
 from sslpipe.plan import Pretraining
+from sslpipe.portable import write_atomically
 from sslpipe.recipe import Recipe, RunRecipe, load_recipe
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.checkpoint_files import damage_of, newest, read_state
 from sslpipe.run.console import say_last
 from sslpipe.run.launcher import launched_processes
 from sslpipe.run.plan import Plan
+from sslpipe.run.recorded import check_run, load_recipe_or_run, report_file
 from sslpipe.run.records import plugins_of
 from sslpipe.run.stop import reported_refusal
+
+if TYPE_CHECKING:
+    from sslpipe.report.embeddings import Features
 
 
 def train(
@@ -154,3 +160,84 @@ def is_finished(plan: Plan[Any], run_dir: Path) -> bool:
     state = read_state(last)
     same = bool(state.identity.digest == plan.identity()["digest"])
     return same and state.step == plan.recipe.total_steps
+
+
+def write_report(
+    run_dirs: str | Path | Sequence[str | Path],
+    data: DatasetIndex | str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    stage: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """Show a run, or several side by side, in one HTML file, as `sslpipe report` does.
+
+    Args:
+        run_dirs: A run directory, or several.
+        data: The data set that was evaluated, to show its images; for one run.
+        out: The file; None: report.html in the run, of several comparison.html beside the first.
+        say: Called with what could not be shown.
+        stage: Called with the section that comes next.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: A folder is no run, or named twice; the features are of another data set.
+    """
+    from sslpipe.report.build import build_page, searched_split, shown_split
+    from sslpipe.report.compare import build_comparison, names_apart
+    from sslpipe.report.run import read_run
+
+    given = [run_dirs] if isinstance(run_dirs, str | Path) else run_dirs
+    folders = [Path(each) for each in given]
+    if not folders:
+        raise UserError("a report needs a run; name one or more")
+    several = len(folders) > 1
+    if several and data is not None:
+        raise UserError("--data is for the report of one run; leave it out")
+    for number, each in enumerate(folders):
+        check_run(each)
+        if each.resolve() in [other.resolve() for other in folders[:number]]:
+            raise UserError(f"{each} is named twice; name each run once")
+    first = folders[0]
+    index = data if data is None or isinstance(data, DatasetIndex) else load_index(str(data))
+    target = report_file(folders) if out is None else Path(out)
+    if several:
+        runs = [read_run(each) for each in folders]
+        page = build_comparison(dict(zip(names_apart(folders, runs), runs, strict=True)))
+    else:
+        run = read_run(first)
+        split = shown_split(run)
+        bank = searched_split(run)
+        queries = _features_of(first, split)
+        others = None if bank == split else _features_of(first, bank)  # None: among themselves
+        own = index is not None and index.has_sha256(run.data["index_sha256"])
+        if index is not None and own and run.views_png is None:
+            run = run._replace(views_png=_draw_views(first, index, say))
+        page = build_page(run, index, queries, others, stage)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, page)
+    return target
+
+
+def _draw_views(run_dir: Path, index: DatasetIndex, say: Callable[[str], None]) -> bytes | None:
+    """Draw the PNG of `sslpipe preview RUN`; None, with the reason said, where that cannot be."""
+    from sslpipe.check.preview import preview
+
+    try:
+        plan = make_plan(load_recipe_or_run(run_dir, []), index, run_dir=run_dir)
+        grid, _ = preview(plan)
+    except UserError as error:
+        say(f"without a picture of the views: {error}")
+        return None
+    grid.save(file := io.BytesIO(), "PNG")
+    return file.getvalue()
+
+
+def _features_of(run_dir: Path, split: str) -> "Features | None":
+    """Read the features of a split that a run keeps, if any."""
+    from sslpipe.report.embeddings import Features
+
+    path = run_dir / "features" / f"{split}.safetensors"
+    return Features(*load_embeddings(path)) if path.is_file() else None

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from sslpipe.data.image_type import ImageType
     from sslpipe.data.index import DatasetIndex
     from sslpipe.distributed import Rank
-    from sslpipe.recipe import RunRecipe
 
 FEATURE_SUFFIXES = (".safetensors", ".npz")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -38,37 +37,6 @@ def open_data(location: str, *splits: str) -> "DatasetIndex":
     return index
 
 
-def recorded_in(path: Path) -> Path | None:
-    """Return the run directory that a path is, or whose recipe.json it is; None for a recipe."""
-    run_dir = path.parent if path.name == "recipe.json" else path
-    return run_dir if (run_dir / "recipe.json").is_file() else None
-
-
-def start_of(path: Path, init: str | None) -> str | None:
-    """Return which weights to start from: those that --init names, or those that a run keeps."""
-    run_dir = recorded_in(path)
-    if init is None and run_dir is not None and (run_dir / "init").is_dir():
-        return str(run_dir / "init")
-    return init
-
-
-def load_recipe_or_run(path: Path, overrides: Sequence[str]) -> "RunRecipe":
-    """Read a recipe, or the one that a run has recorded, with overrides. Raises: UserError."""
-    from sslpipe.files import Tree
-    from sslpipe.recipe import load_recipe, parse_recipe
-    from sslpipe.recipe.reading import RECORDED, apply_overrides
-    from sslpipe.registry.plugins import made_with
-    from sslpipe.run.records import plugins_of, read_description
-
-    run_dir = recorded_in(path)
-    if run_dir is None:
-        return load_recipe(path, overrides)
-    with made_with(plugins_of(run_dir)):
-        tree = read_description(run_dir, RECORDED, Tree)
-        apply_overrides(tree, overrides)
-        return parse_recipe(tree, f"{run_dir}/{RECORDED}", recorded=True, overrides=overrides)
-
-
 def parse_ids(texts: Sequence[str] | None) -> list[int] | None:
     """Read what --ids gave, separated by commas; in brackets, too. Raises: UserError."""
     if not texts:
@@ -88,15 +56,6 @@ def check_model(source: str | Path | None) -> None:
 
     if source is not None:
         parse_source(source)
-
-
-def check_run(run_dir: Path) -> None:
-    """Raise UserError where a path is not the directory of a run that has begun."""
-    if not (run_dir / "recipe.json").is_file():
-        raise UserError(
-            f"{run_dir} holds no run: there is no recipe.json; name the --run-dir of "
-            "`sslpipe train`, once it has begun"
-        )
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:

@@ -27,6 +27,7 @@ from sslpipe.cli.options import (
 )
 from sslpipe.cli.terminal import new_app, percent, say_once, show, text_table, working
 from sslpipe.errors import UserError, one_line
+from sslpipe.run import recorded
 from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def check(
 
     For pretraining, also estimate memory and time. Without --data, only the settings are checked.
     """
-    loaded = inputs.load_recipe_or_run(training.recipe, training.overrides or [])
+    loaded = recorded.load_recipe_or_run(training.recipe, training.overrides or [])
     inputs.check_model(training.init)
     if data is None:
         for name, value in training.start.items():
@@ -88,7 +89,7 @@ def check(
     from sslpipe.export.named import open_init
     from sslpipe.plan import Pretraining
 
-    source = inputs.start_of(training.recipe, training.init)
+    source = recorded.start_of(training.recipe, training.init)
     named = open_init(loaded, source, checkpoint=training.checkpoint, weights=training.weights)
     plan = make_plan(loaded, index, named)
     with working("check: a step is timed"):
@@ -194,7 +195,7 @@ def preview(
     the id, key and class of each image are printed.
     """
     chosen = inputs.parse_ids(ids)
-    loaded = inputs.load_recipe_or_run(training.recipe, training.overrides or [])
+    loaded = recorded.load_recipe_or_run(training.recipe, training.overrides or [])
     index = inputs.open_data(data, loaded.data.split)
     inputs.check_picture(out)
     inputs.check_model(training.init)
@@ -204,7 +205,7 @@ def preview(
     from sslpipe.export.named import open_init
     from sslpipe.sharding.show import sample_lines, save_sheet
 
-    source = inputs.start_of(training.recipe, training.init)
+    source = recorded.start_of(training.recipe, training.init)
     named = open_init(loaded, source, checkpoint=training.checkpoint, weights=training.weights)
     plan = make_plan(loaded, index, named)
     grid, drawn = preview(plan, ids=chosen, epoch=epoch)
@@ -212,7 +213,7 @@ def preview(
     for line in sample_lines(index, loaded.data.split, drawn):
         print(line)
     show(f"{len(drawn)} images and their views: {out}")
-    if run_dir := inputs.recorded_in(training.recipe):
+    if run_dir := recorded.recorded_in(training.recipe):
         say_next(["status", run_dir])
     else:
         say_next(["train", *training.words(data), "--run-dir", new_run_dir(loaded.name)])
@@ -236,7 +237,7 @@ def status(
 
     Progress, speed, time left, health, bad samples, last checkpoint, and each process.
     """
-    inputs.check_run(run_dir)
+    recorded.check_run(run_dir)
     if follow and as_json:
         raise UserError("--follow draws for people, and --json is for programs; leave one out")
 

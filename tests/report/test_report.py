@@ -21,6 +21,7 @@ import sslpipe.api
 import sslpipe.pretrain
 from sslpipe.cli.suite import against_table
 from sslpipe.data.index import load_index
+from sslpipe.errors import UserError
 from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.suite_file import features_name
@@ -376,6 +377,23 @@ def test_views_are_drawn_for_a_run_without_a_picture_of_them(whole, tmp_path):
     done = command_line("report", str(run_dir), "--data", str(whole.data), status=0)
     assert "without a picture of the views: " in done.stderr
     assert "No views.png yet" in (run_dir / "report.html").read_text()
+
+
+def test_python_writes_the_pages_of_the_command(whole, other, tmp_path):
+    ours = tmp_path / "ours" / "page.html"
+    assert sslpipe.write_report(str(whole.run_dir), str(whole.data), str(ours)) == ours
+    report(whole.run_dir, "--data", whole.data, "--out", tmp_path / "theirs.html")
+    assert ours.read_bytes() == (tmp_path / "theirs.html").read_bytes()
+    both = (whole.run_dir, other)
+    assert sslpipe.write_report([str(each) for each in both], out=ours) == ours
+    report(*both, "--out", tmp_path / "theirs.html")
+    assert ours.read_bytes() == (tmp_path / "theirs.html").read_bytes()
+    assert sslpipe.write_report(other) == other / "report.html"
+    for given, named in ((tmp_path, "recipe.json"), ([other, other], "twice"), ([], "a run")):
+        with pytest.raises(UserError, match=named):
+            sslpipe.write_report(given)
+    with pytest.raises(UserError, match="data is for the report of one run"):
+        sslpipe.write_report(both, whole.data)
 
 
 def test_a_run_is_shown_without_its_data_set(whole, tmp_path):
