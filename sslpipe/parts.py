@@ -134,7 +134,7 @@ def build_loss(recipe: Recipe, teacher: TeacherFeatures | None = None) -> Object
             of LOSS_REFUSALS applies.
     """
     kind = recipe.loss.kind
-    learns = "teacher" in recipe.loss.given
+    learns = "teacher" in recipe.loss.derived
     if learns and recipe.teacher is None:
         raise RecipeError(
             f"loss.kind = {kind!r} learns a teacher's features; write them with `sslpipe embed "

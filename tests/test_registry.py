@@ -11,7 +11,7 @@ from sslpipe.errors import RecipeError, UserError
 from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.messages import explain_errors
 from sslpipe.registry import Table, UnknownName, plugins
-from sslpipe.registry.part import Given, Part
+from sslpipe.registry.part import Derived, Part
 from sslpipe.registry.schema import Kinds, KindSettings, Settings, refusals
 from sslpipe.run.trackers import TRACKERS
 
@@ -23,7 +23,7 @@ class Crop(Part):
     """Its side."""
     share: float = 0.5
     shapes: tuple[float, ...] = (1.0,)
-    channels: Annotated[int, Given()] = 3
+    channels: Annotated[int, Derived()] = 3
 
     def setup(self):
         super().setup()

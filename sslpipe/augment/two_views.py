@@ -322,7 +322,7 @@ class ViewSettings(SparseSettings):
     """Further augmentations of kornia, in order, one table each: name (a class of
     kornia.augmentation), view (1, 2 or "both", the default), args (its keyword arguments)."""
 
-    given: ClassVar[frozenset[str]] = frozenset({"mean", "std", "channels"})
+    derived: ClassVar[frozenset[str]] = frozenset({"mean", "std", "channels"})
     views: ClassVar[type[Views]]
 
     @model_validator(mode="after")

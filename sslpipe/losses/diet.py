@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from sslpipe.distributed import global_mean, to_device
 from sslpipe.losses.base import Objective, check_views
-from sslpipe.registry.part import Given
+from sslpipe.registry.part import Derived
 
 
 class DietLoss(Objective):
@@ -27,7 +27,7 @@ class DietLoss(Objective):
 
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.8
     """Share of the target that all images get alike."""
-    dim: Annotated[int | None, Given()] = None
+    dim: Annotated[int | None, Derived()] = None
     """Number of outputs, to be checked before a call; none: a call checks them."""
 
     def setup(self) -> None:

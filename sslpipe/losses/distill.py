@@ -11,7 +11,7 @@ from sslpipe.distributed import all_gather_rows, gather_with_grad, global_mean, 
 from sslpipe.errors import DataError
 from sslpipe.losses.base import Objective, Scale, check_views
 from sslpipe.losses.nt_xent import NTXentLoss
-from sslpipe.registry.part import Given
+from sslpipe.registry.part import Derived
 
 
 class TeacherFeatures(NamedTuple):
@@ -66,9 +66,9 @@ class DistillLoss(Objective):
     count."""
     nt_xent: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Weight of NT-Xent at `temperature` beside it; 0: alone."""
-    teacher: Annotated[TeacherFeatures, Field(repr=False), Given()]
+    teacher: Annotated[TeacherFeatures, Field(repr=False), Derived()]
     """Features of every sample; the recipe's [teacher] names their file."""
-    dim: Annotated[int | None, Given()] = None
+    dim: Annotated[int | None, Derived()] = None
     """Numbers of an embedding, to be checked before a call; none: a call checks them."""
 
     def setup(self) -> None:

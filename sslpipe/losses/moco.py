@@ -13,7 +13,7 @@ from sslpipe.losses.engine.anchors import Masks, MaskTiles
 from sslpipe.losses.engine.contrast import normalised, project_out, with_gradient, without_autocast
 from sslpipe.losses.engine.queue import enqueue
 from sslpipe.losses.engine.tiles import Tiles, fast_kernels
-from sslpipe.registry.part import Dim, Given
+from sslpipe.registry.part import Derived, Dim
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -43,7 +43,7 @@ class MoCoLoss(ContrastiveObjective):
     """Keys kept, over all ranks the same."""
     dim: Dim = 128
     """D, numbers of an embedding."""
-    group_columns: Annotated[int, Given()] = 0
+    group_columns: Annotated[int, Derived()] = 0
     """Columns of `groups` in each call; their numbers are kept with the keys."""
 
     def setup(self) -> None:

@@ -64,7 +64,7 @@ class Optim(KindSettings):
     Each kind adds its own settings: `sslpipe.optim.optimizers`.
     """
 
-    given = frozenset({"groups"})
+    derived = frozenset({"groups"})
 
     peak_lr: Rate
     """The learning rate at the peak; no scaling rule is applied to it."""

@@ -1,7 +1,8 @@
 """Part: a module whose fields are its settings: `class MyLoss(Objective): margin: float = 0.2`.
 
 They are keyword arguments of its constructor, keys of a recipe's section, and attributes. They are
-checked as a recipe's are: a bound stands in the type, `Annotated[float, Field(gt=0)]`.
+checked as a recipe's are: a bound stands in the type, `Annotated[float, Field(gt=0)]`. A field that
+the run decides, such as the length of embeddings, is `Derived`: no key of a recipe.
 """
 
 from copy import copy
@@ -17,26 +18,26 @@ from sslpipe.errors import did_you_mean, shown
 from sslpipe.registry.schema import KindSettings
 
 
-class Given:
-    """Marks a field that other settings or the data decide: `dim: Annotated[int, Given()]`.
+class Derived:
+    """Marks a field that other settings or the data decide: `dim: Annotated[int, Derived()]`.
 
     It is an argument of the constructor, and no key of a recipe.
     """
 
 
-Dim = Annotated[int, Field(ge=1), Given()]
+Dim = Annotated[int, Field(ge=1), Derived()]
 
 
 class PartSettings(KindSettings):
-    """The settings of a `Part`: its fields."""
+    """The settings of a `Part`: its fields, but not the derived ones."""
 
     part: ClassVar[type["Part"]]
 
     def build(self, **known: Any) -> Any:
         """Build the part; see `KindSettings.build`."""
-        settings = {name: value for name, value in self if name != "kind"}
-        given = {name: value for name, value in known.items() if name in self.given}
-        return self.part(**settings, **given)
+        arguments = {name: value for name, value in self if name != "kind"}
+        arguments |= {name: value for name, value in known.items() if name in self.derived}
+        return self.part(**arguments)
 
 
 class _PartType(type):
@@ -72,13 +73,13 @@ class Part(nn.Module, metaclass=_PartType):
         config = ConfigDict(
             extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True
         )
-        made: Any = dataclass(cls, eq=False, repr=False, kw_only=True, config=config)
+        inherited = getattr(super(cls, cls), "fields", {})
+        validated: Any = dataclass(cls, eq=False, repr=False, kw_only=True, config=config)  # is cls
         cls.fields = {}
-        for name, field in made.__pydantic_fields__.items():
-            before = getattr(super(cls, cls), "fields", {}).get(name)
-            if field.description is None and before is not None:  # what a base says of it
+        for name, field in validated.__pydantic_fields__.items():
+            if field.description is None and name in inherited:  # redefined without a docstring
                 field = copy(field)
-                field.description = before.description
+                field.description = inherited[name].description
             cls.fields[name] = field
 
     def __post_init__(self) -> None:
@@ -107,27 +108,27 @@ class Part(nn.Module, metaclass=_PartType):
     @cache
     def settings_class(cls, kind: str) -> type[PartSettings]:
         """Return the settings of a recipe's section whose `kind` is this part."""
-        given = {name for name, field in cls.fields.items() if _is_given(field)}
+        derived = frozenset(name for name, field in cls.fields.items() if _is_derived(field))
         settings: dict[str, Any] = {
             name: (field.annotation, field)
             for name, field in cls.fields.items()
-            if name not in given
+            if name not in derived
         }
-        only: Any = Literal[kind]
-        made: type[PartSettings] = create_model(
+        kind_type: Any = Literal[kind]
+        settings_type: type[PartSettings] = create_model(
             f"{cls.__name__}Settings",
             __base__=PartSettings,
             __doc__=cls.__doc__,
-            kind=(only, kind),
+            kind=(kind_type, kind),
             **settings,
         )
-        made.part = cls
-        made.given = frozenset(given)
-        return made
+        settings_type.part = cls
+        settings_type.derived = derived
+        return settings_type
 
 
-def _is_given(field: FieldInfo) -> bool:
-    return any(isinstance(each, Given) for each in field.metadata)
+def _is_derived(field: FieldInfo) -> bool:
+    return any(isinstance(mark, Derived) for mark in field.metadata)
 
 
 def _readable(part: Any, error: ValidationError) -> Exception:

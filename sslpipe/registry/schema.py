@@ -8,7 +8,6 @@ help, the docs' table, the nearest valid key and the JSON schema come from the s
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
@@ -52,7 +51,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _plain_extras(self) -> Self:
-        """Refuse the same of keys that a class which allows any has no field for."""
+        """Check keys without a field, which some classes allow, as `_plain` checks fields."""
         for key, value in (self.model_extra or {}).items():
             if (wrong := not_plain(value)) is not None:
                 raise ValueError(f"{key} = {shown(value)}: {wrong}")
@@ -61,7 +60,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _plain(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false as numbers, which pydantic takes for 1 and 0; endless texts."""
+        """Refuse booleans for numbers (pydantic takes them for 1 and 0), and see `not_plain`."""
         assert info.field_name is not None
         annotation = cls.model_fields[info.field_name].annotation
         if holds_section(annotation):  # which checks its own
@@ -84,28 +83,31 @@ class KindSettings(Settings):
 
     kind: Annotated[str, Field(max_length=200)]
     """Which part; the other keys are its settings."""
-    given: ClassVar[frozenset[str]] = frozenset()
-    """What `build` takes beside them: other settings, or the data, decide it."""
+    derived: ClassVar[frozenset[str]] = frozenset()
+    """Names of further arguments of the part, which other settings or the data decide."""
 
     def build(self, **known: Any) -> Any:
-        """Build the part; of `known` it takes what is in `given`.
+        """Build the part.
+
+        Args:
+            known: All that the caller can derive, by name; a part takes what is in its `derived`.
 
         Raises:
-            ValueError: The settings do not go together, or not with what is given.
+            ValueError: The settings do not go together, or not with what is derived.
         """
         raise NotImplementedError
 
 
 class SparseSettings(KindSettings):
-    """Settings of which weights, or the data, decide what is not said: only that is written."""
+    """Settings that are recorded only where they were set: weights or data decide the others."""
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What is said, without `kind`."""
+        """Those that were set, without `kind`."""
         return {name: value for name, value in self if name in self.model_fields_set - {"kind"}}
 
     @model_serializer(mode="wrap")
-    def _what_is_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _those_that_were_set(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         tree: dict[str, Any] = write(self)
         return {key: tree[key] for key in tree if key == "kind" or key in self.model_fields_set}
 
@@ -124,7 +126,6 @@ class UnknownPart(RecipeError):
     """A part of a recorded run is of a kind that this process does not know."""
 
 
-@dataclass(frozen=True, init=False)
 class Kinds:
     """The tables that the `kind` of a section is looked up in; see the module's docstring.
 
@@ -134,12 +135,9 @@ class Kinds:
             know is read, as an `UnknownKind`.
     """
 
-    names_of_tables: tuple[str, ...]
-    recorded: bool
-
     def __init__(self, *tables: str, recorded: bool = False) -> None:
-        object.__setattr__(self, "names_of_tables", tables)
-        object.__setattr__(self, "recorded", recorded)
+        self.names_of_tables = tables
+        self.recorded = recorded
 
     @property
     def tables(self) -> list[Table[Any]]:
@@ -170,15 +168,15 @@ class Kinds:
         if not isinstance(value, Mapping):
             raise PydanticCustomError("no_section", "is no section")
         kind = value.get("kind")
-        found = self.find(kind)
+        settings_type = self.find(kind)
         recorded = self.recorded or info.context == "recorded"
-        if found is None and isinstance(kind, str) and recorded:
-            found = UnknownKind
-        if found is None:
+        if settings_type is None and isinstance(kind, str) and recorded:
+            settings_type = UnknownKind
+        if settings_type is None:
             error = _missing_kind() if kind is None else self._unknown_kind(kind)
             detail = InitErrorDetails(type=error, loc=("kind",), input=kind)
             raise ValidationError.from_exception_data("kind", [detail])
-        return found.model_validate(dict(value), context=info.context)
+        return settings_type.model_validate(dict(value), context=info.context)
 
     def _unknown_kind(self, kind: object) -> PydanticCustomError:
         known = self.names()
@@ -216,8 +214,8 @@ def settings_class(table: Table[Any], kind: str) -> type[KindSettings]:
     if isinstance(entry, type) and issubclass(entry, KindSettings):
         return entry
     if hasattr(entry, "settings_class"):
-        found: type[KindSettings] = entry.settings_class(name)
-        return found
+        of_part: type[KindSettings] = entry.settings_class(name)
+        return of_part
     raise RecipeError(
         f"the {table.what} {name!r} is {shown(entry)}; give a class on sslpipe.registry.part.Part, "
         "or a class of settings with `build` (sslpipe.registry.schema.KindSettings)"
@@ -255,7 +253,7 @@ def refusals(section: str, kind: str) -> Iterator[None]:
 
 
 def not_plain(value: Any) -> str | None:
-    """Return what of a value TOML can hold and no setting wants; None where all is well."""
+    """Return why a value of TOML fits no setting (too long, too large, ...); None: it may fit."""
     match value:
         case str():
             if "\0" in value:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sslpipe.distributed import global_mean
 from sslpipe.metric_learning.losses.pairwise import LabelCounts, References, labelled_rows
-from sslpipe.registry.part import Dim, Given, Part
+from sslpipe.registry.part import Derived, Dim, Part
 
 
 class Head(Part):
@@ -20,7 +20,7 @@ class Head(Part):
         Products are float32 at least, also under autocast.
     """
 
-    num_classes: Annotated[int, Field(ge=2), Given()]
+    num_classes: Annotated[int, Field(ge=2), Derived()]
     """C."""
     dim: Dim
     """D."""

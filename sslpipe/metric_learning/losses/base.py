@@ -20,11 +20,11 @@ from sslpipe.metric_learning.losses.pairwise import (
     unit,
 )
 from sslpipe.precision import wide_dtype
-from sslpipe.registry.part import Given, Part
+from sslpipe.registry.part import Derived, Part
 
 Reduction = Literal["mean", "mean_active", "sum", "none"]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NumClasses = Annotated[int, Field(ge=1), Given()]
+NumClasses = Annotated[int, Field(ge=1), Derived()]
 
 
 class MetricLoss(Part):

@@ -24,7 +24,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     per_row,
     tiles,
 )
-from sslpipe.registry.part import Dim, Given
+from sslpipe.registry.part import Derived, Dim
 
 
 class ContrastiveLoss(MetricLoss):
@@ -174,7 +174,7 @@ class MarginLoss(MetricLoss):
     """no; shared, one beta for all; class, one for the anchor's class."""
     nu: float = 0.0
     """Weight of beta as a penalty where it is learned: without it nothing pulls beta down."""
-    num_classes: Annotated[int | None, Given()] = None
+    num_classes: Annotated[int | None, Derived()] = None
     """For learn = "class"."""
     normalize: bool = True
 
