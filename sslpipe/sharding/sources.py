@@ -254,9 +254,10 @@ def merged_classes(labels: Iterable[str | None]) -> list[str]:
 
 def check_missing(missing: Sequence[str], total: int, skip_missing: bool) -> None:
     """Raise DataError where files of a list are missing, unless they are skipped and some stay."""
-    if not missing or (skip_missing and len(missing) < total):
+    some_stay = len(missing) < total
+    if not missing or (skip_missing and some_stay):
         return
-    hint = "" if skip_missing else ", or give --skip-missing to build without them"
+    hint = ", or give --skip-missing to build without them" if some_stay else ""
     raise DataError(
         f"cannot read {missing[0]}: No such file or directory; {len(missing):,} of {total:,} "
         f"listed files are missing: mend the list or --root{hint}"

@@ -153,8 +153,11 @@ def test_missing_files_end_the_build_with_a_count_or_are_skipped_and_listed(
     assert not (out / "missing.txt").exists()
     assert len(load_index(out).split("train")) == 6
     # of a list of which no file is there nothing is built
-    with pytest.raises(DataError, match="6 of 6 listed files are missing: mend the list or --root"):
-        read_csv(table, skip_missing=True, root=table / "elsewhere")
+    for skip_missing in (True, False):
+        with pytest.raises(DataError, match="6 of 6 listed files are missing: mend ") as caught:
+            read_csv(table, skip_missing=skip_missing, root=table / "elsewhere")
+        assert "--root" in str(caught.value)
+        assert "--skip-missing" not in str(caught.value)  # it would end here, too
 
 
 # --- parquet
