@@ -167,6 +167,9 @@ def listed_file(path: Path) -> Path:
     """Return the file that a list means: as written; with Windows' separators; without its suffix.
 
     Tables of Kaggle name ids, and one image file of that name is there.
+
+    Raises:
+        DataError: Several image files have the name.
     """
     if path.exists():
         return path
@@ -177,7 +180,12 @@ def listed_file(path: Path) -> Path:
         if not is_image(each):
             found = [each.with_name(each.name + suffix) for suffix in (*SUFFIXES, *_UPPER)]
             there = [file for file in found if file.is_file()]
-            if len(there) == 1:
+            if len(there) > 1:
+                raise DataError(
+                    f"{each} is {there[0].name} or {there[1].name}: write the suffix into the "
+                    "list, or move the other one elsewhere"
+                )
+            if there:
                 return there[0]
     return path
 

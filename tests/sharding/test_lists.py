@@ -35,11 +35,16 @@ def test_ids_without_a_suffix_are_their_files(tmp_path, photos):
     assert found == {"train": ["id0.PNG", "id1.PNG", "id2.PNG"]}
 
 
-def test_an_id_of_two_files_is_missing(tmp_path, photos, capsys):
+def test_an_id_of_two_files_is_refused_by_their_names(tmp_path, photos, capsys):
     (photos / "id0.jpg").write_bytes(png(picture(9)))
     (tmp_path / "labels.csv").write_text("path,label\nid0,a\nid1,b\n")
     words = ["--csv", tmp_path / "labels.csv", "--root", photos]
-    assert "id0" in error_of(capsys, "build", tmp_path / "out", "--source", "csv", *words)
+    for skip in ((), ("--skip-missing",)):  # neither is missing
+        build = ["build", tmp_path / "out", "--source", "csv", *words, *skip]
+        message = error_of(capsys, *build)
+        assert "id0.PNG" in message
+        assert "id0.jpg" in message
+        assert "No such file" not in message
 
 
 def test_separators_of_windows_are_read(tmp_path, photos):
