@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sslpipe.api import embed, train, write_report
+    from sslpipe.api import check_recipe, embed, train, write_report
     from sslpipe.augment.two_views import TwoViews
     from sslpipe.data.index import load_index
     from sslpipe.data.torch_dataset import ImageDataset
@@ -31,6 +31,7 @@ __all__ = [
     "SupConLoss",
     "TwoViews",
     "build_dataset",
+    "check_recipe",
     "embed",
     "export_backbone",
     "knn",
@@ -52,6 +53,7 @@ _HOMES = {
     "ImageDataset": "data.torch_dataset",
     "TwoViews": "augment.two_views",
     "build_dataset": "sharding.dataset",
+    "check_recipe": "api",
     "embed": "api",
     "export_backbone": "export.write",
     "knn": "evaluation.arrays",

@@ -24,11 +24,12 @@ from sslpipe.run.checkpoint_files import damage_of, newest, read_state
 from sslpipe.run.console import say_last
 from sslpipe.run.launcher import launched_processes
 from sslpipe.run.plan import Plan
-from sslpipe.run.recorded import check_run, load_recipe_or_run, report_file
+from sslpipe.run.recorded import check_run, load_recipe_or_run, report_file, start_of
 from sslpipe.run.records import plugins_of
 from sslpipe.run.stop import reported_refusal
 
 if TYPE_CHECKING:
+    from sslpipe.check.result import Check
     from sslpipe.report.embeddings import Features
 
 
@@ -133,6 +134,58 @@ def embed(
         on_bad=warn,
     )
     return features if fitting.whitening is None else fitting.whitening(features)
+
+
+def check_recipe(
+    recipe: RunRecipe | str | Path,
+    data: DatasetIndex | str | Path,
+    *,
+    init: FrozenBackbone | str | Path | None = None,
+    checkpoint: str | None = None,
+    weights: Weights | None = None,
+    overrides: Sequence[str] = (),
+) -> "Check":
+    """Say what a run will do and take, as `sslpipe check` does; nothing is trained or written.
+
+    >>> check = sslpipe.check_recipe("recipe.toml", "out/photos", overrides=["steps=2000"])
+    >>> print(check.rows, check.warnings)
+
+    Args:
+        recipe: A recipe, the path of a TOML file, or a run, for the recipe that it was trained by.
+        data: The data set's index, or the path or URL of its dataset.json.
+        init: The weights that the backbone starts from, as in `train`.
+        checkpoint: As in `train`.
+        weights: As in `train`.
+        overrides: `section.key=value`, where `recipe` is a path.
+
+    Returns:
+        Times, sizes and warnings; `rich.print(check.render())` shows the tables of the command.
+
+    Raises:
+        UserError: The recipe cannot be trained on these data, or not on this machine.
+    """
+    from sslpipe.check import check_plan
+
+    if isinstance(recipe, str | Path):
+        init = start_of(Path(recipe), init)
+        recipe = load_recipe_or_run(Path(recipe), overrides)
+    elif overrides:
+        raise UserError("overrides are for the path of a recipe, and this is a recipe already")
+    index = data if isinstance(data, DatasetIndex) else load_index(str(data))
+    return check_plan(plan_from(recipe, index, init, checkpoint=checkpoint, weights=weights))
+
+
+def plan_from(
+    recipe: RunRecipe,
+    index: DatasetIndex,
+    init: FrozenBackbone | str | Path | None,
+    *,
+    checkpoint: str | None = None,
+    weights: Weights | None = None,
+) -> Plan[Any]:
+    """Make the plan of a run that starts from these weights, and has no directory yet."""
+    index.split(recipe.data.split)  # an unknown one is refused before weights are read
+    return make_plan(recipe, index, open_init(recipe, init, checkpoint=checkpoint, weights=weights))
 
 
 def make_plan(

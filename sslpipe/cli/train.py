@@ -82,20 +82,19 @@ def check(
         _check_settings(loaded)
         return
     index = inputs.open_data(data)
-    index.split(loaded.data.split)  # an unknown one is refused
 
-    from sslpipe.api import make_plan
+    from sslpipe.api import plan_from
     from sslpipe.check import check_plan
-    from sslpipe.export.named import open_init
     from sslpipe.plan import Pretraining
 
     source = recorded.start_of(training.recipe, training.init)
-    named = open_init(loaded, source, checkpoint=training.checkpoint, weights=training.weights)
-    plan = make_plan(loaded, index, named)
+    plan = plan_from(
+        loaded, index, source, checkpoint=training.checkpoint, weights=training.weights
+    )
     with working("check: a step is timed"):
         result = check_plan(plan)
     SafeConsole().print(result.render())
-    if named is not None:
+    if plan.start.weights is not None:
         from sslpipe.check.estimate import start_concentration
 
         with working("check: a few images are embedded"):
@@ -200,14 +199,14 @@ def preview(
     inputs.check_picture(out)
     inputs.check_model(training.init)
 
-    from sslpipe.api import make_plan
+    from sslpipe.api import plan_from
     from sslpipe.check.preview import preview
-    from sslpipe.export.named import open_init
     from sslpipe.sharding.show import sample_lines, save_sheet
 
     source = recorded.start_of(training.recipe, training.init)
-    named = open_init(loaded, source, checkpoint=training.checkpoint, weights=training.weights)
-    plan = make_plan(loaded, index, named)
+    plan = plan_from(
+        loaded, index, source, checkpoint=training.checkpoint, weights=training.weights
+    )
     grid, drawn = preview(plan, ids=chosen, epoch=epoch)
     save_sheet(grid, out)
     for line in sample_lines(index, loaded.data.split, drawn):

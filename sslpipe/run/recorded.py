@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sslpipe.errors import UserError
 
 if TYPE_CHECKING:
     from sslpipe.recipe import RunRecipe
+
+T = TypeVar("T")
 
 
 def check_run(run_dir: Path) -> None:
@@ -25,7 +27,7 @@ def recorded_in(path: Path) -> Path | None:
     return run_dir if (run_dir / "recipe.json").is_file() else None
 
 
-def start_of(path: Path, init: str | None) -> str | None:
+def start_of(path: Path, init: T | None) -> T | str | None:
     """Return which weights to start from: those that --init names, or those that a run keeps."""
     run_dir = recorded_in(path)
     if init is None and run_dir is not None and (run_dir / "init").is_dir():

@@ -354,6 +354,34 @@ def test_the_command_prints_the_check_or_one_line(tmp_path, index, monkeypatch):
     assert done.stdout.split()[-1] == "False"
 
 
+def test_python_checks_what_the_command_shows(tmp_path, index, monkeypatch):
+    monkeypatch.setenv("SSLPIPE_NEXT", "0")
+    recipe, data = str(write_recipe(tmp_path)), f"{index.folder}/dataset.json"
+    before = sorted(tmp_path.rglob("*"))
+    shown = command_line("check", recipe, "--data", data, "data.num_streams=8", status=0).stdout
+    ours = sslpipe.check_recipe(recipe, data, overrides=["data.num_streams=8"])
+    assert sorted(tmp_path.rglob("*")) == before  # it writes nothing
+    there = "".join(shown.split())
+    measured = ("time", "memory")  # here, and in another process
+    for name, text in (*ours.rows, *ours.details):
+        assert "".join(name.split()) in there
+        assert name in measured or "".join(text.split()) in there
+    assert ours.digest in there
+    same = sslpipe.check_recipe(load_recipe(recipe, ["data.num_streams=8"]), index)
+    assert same.digest == ours.digest
+    # a run's own recipe and, where it keeps one, its start
+    sslpipe.train(recipe, index, tmp_path / "run", overrides=["steps=1"])
+    again = sslpipe.check_recipe(tmp_path / "run", index)
+    assert again.digest == sslpipe.check_recipe(recipe, index, overrides=["steps=1"]).digest
+    tuned = sslpipe.check_recipe(recipe, index, init=tmp_path / "run")
+    assert dict(tuned.rows)["starts from"] != dict(ours.rows)["starts from"]
+    sslpipe.train(recipe, index, tmp_path / "on", init=tmp_path / "run", overrides=["steps=1"])
+    kept = sslpipe.check_recipe(tmp_path / "on", index)
+    assert dict(kept.rows)["starts from"] == dict(tuned.rows)["starts from"]
+    with pytest.raises(UserError, match="overrides are for the path"):
+        sslpipe.check_recipe(load_recipe(recipe), index, overrides=["steps=1"])
+
+
 def test_without_data_the_settings_are_checked_and_what_is_unknown_is_said(tmp_path):
     recipe = str(write_recipe(tmp_path))
     shown = command_line("check", recipe, "data.num_streams=8", status=0).stdout
