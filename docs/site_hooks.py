@@ -58,7 +58,7 @@ MORE = (  # what public names return or are built on
     "sslpipe.evaluation.result.Result",
     "sslpipe.evaluation.embed.Embeddings",
     "sslpipe.metric_learning.losses.base.MetricLoss",
-    "sslpipe.metric_learning.heads.base.Head",
+    "sslpipe.metric_learning.heads.head.Head",
     "sslpipe.search.gallery.Gallery",
     "sslpipe.errors",
 )

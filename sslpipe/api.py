@@ -238,9 +238,9 @@ def write_report(
     Raises:
         UserError: A folder is no run, or named twice; the features are of another data set.
     """
-    from sslpipe.report.build import build_page, searched_split, shown_split
     from sslpipe.report.compare import build_comparison, names_apart
     from sslpipe.report.run import read_run
+    from sslpipe.report.run_page import build_page, searched_split, shown_split
 
     given = [run_dirs] if isinstance(run_dirs, str | Path) else run_dirs
     folders = [Path(each) for each in given]

@@ -11,7 +11,7 @@ from accelerate import PartialState
 
 import sslpipe
 from sslpipe.errors import UserError
-from sslpipe.run.launch import join_processes
+from sslpipe.run.accelerator import join_processes
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.exports import trained

@@ -18,7 +18,7 @@ from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import concentration_text, uniformity
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import Recipe
-from sslpipe.run.launch import training_device
+from sslpipe.run.accelerator import training_device
 from sslpipe.run.plan import Plan
 
 _SPREAD = 128  # images that say how concentrated features are

@@ -25,7 +25,7 @@ from sslpipe.parts import Parts, freeze_and_group, recipe_flops
 from sslpipe.plan import MOST_HELD_OUT, Pretraining
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.launch import check_precision, resolve_precision, training_device
+from sslpipe.run.accelerator import check_precision, resolve_precision, training_device
 from sslpipe.run.memory import Room, check_memory, memory_of_plan
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread

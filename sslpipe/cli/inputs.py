@@ -161,7 +161,7 @@ def start(device: str, alone: str = "", *, small: bool = False) -> tuple[str, "R
     target = pick_device(device, f"--device {device}")
     process = Rank()
     if any(name == "WORLD_SIZE" or name.startswith("ACCELERATE_") for name in os.environ):
-        from sslpipe.run.launch import join_processes  # imports accelerate
+        from sslpipe.run.accelerator import join_processes  # imports accelerate
 
         process = join_processes(cpu=target == "cpu", timeout_s=3600.0)
     elif not small:  # no launcher

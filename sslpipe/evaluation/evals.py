@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sslpipe.evaluation.clusters import clusters
+from sslpipe.evaluation.clustering import clusters
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe

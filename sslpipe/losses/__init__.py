@@ -1,8 +1,8 @@
 """Objectives of pretraining: `forward(z_a, z_b, *, ids, labels, groups) -> ()` and `stats()`.
 
 For training (`LOSSES` names them for recipes) and for notebooks:
-`NTXentLoss(temperature=0.1)(z_a, z_b)`. Start with `dcl.py`; `base.py` holds what an objective is,
-`engine/` how sums over all pairs are made without the matrix of pairs. To add one: a class on
+`NTXentLoss(temperature=0.1)(z_a, z_b)`. Start with `nt_xent.py`; `base.py` holds what an objective
+is, `engine/` how sums over all pairs are made without the matrix of pairs. To add one: a class on
 `base.InBatchLoss` with its settings as fields and its `row_loss` (any other two-view objective: on
 `base.Objective`), and a line in LOSSES.
 """

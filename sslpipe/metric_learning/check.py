@@ -16,7 +16,7 @@ from sslpipe.metric_learning.parts import freeze_and_group
 from sslpipe.metric_learning.plan import Finetuning
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups
-from sslpipe.run.launch import check_precision, resolve_precision, training_device
+from sslpipe.run.accelerator import check_precision, resolve_precision, training_device
 from sslpipe.run.memory import Room, check_memory, memory_of_plan
 
 

@@ -16,7 +16,7 @@ from sslpipe.errors import RecipeError
 from sslpipe.portable import free_memory_bytes, memory_is_short, resident_bytes, total_memory_bytes
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.base import RunRecipe
-from sslpipe.run.launch import resolve_precision, training_device
+from sslpipe.run.accelerator import resolve_precision, training_device
 from sslpipe.run.plan import PartsT, Plan
 
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run

@@ -16,13 +16,7 @@ from torch import nn
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import describe_groups, optimizer_over
 from sslpipe.portable import ignores_hang_up
-from sslpipe.run.best import Best
-from sslpipe.run.checkpoint import Checkpointer
-from sslpipe.run.directory import HeldDirectory, hold_directory
-from sslpipe.run.gradient_cache import GradientCache, PooledStatistics
-from sslpipe.run.guard import StepGuard
-from sslpipe.run.health import Alarms
-from sslpipe.run.launch import (
+from sslpipe.run.accelerator import (
     describe_run,
     place,
     resolve_precision,
@@ -30,6 +24,12 @@ from sslpipe.run.launch import (
     training_device,
     wrap,
 )
+from sslpipe.run.best import Best
+from sslpipe.run.checkpoint import Checkpointer
+from sslpipe.run.directory import HeldDirectory, hold_directory
+from sslpipe.run.gradient_cache import GradientCache, PooledStatistics
+from sslpipe.run.guard import StepGuard
+from sslpipe.run.health import Alarms
 from sslpipe.run.log import read_metrics
 from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.monitoring import Monitor

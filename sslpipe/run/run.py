@@ -18,12 +18,12 @@ from sslpipe.distributed import agree
 from sslpipe.faults import fault
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import clip_gradient, lr_at, ramp_at, set_lr
+from sslpipe.run.accelerator import seed_torch
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.directory import HeldDirectory
 from sslpipe.run.gradient_cache import GradientCache
 from sslpipe.run.guard import Decision, StepGuard
 from sslpipe.run.health import Alarms
-from sslpipe.run.launch import seed_torch
 from sslpipe.run.monitoring import Monitor
 from sslpipe.run.plan import PartsT, Plan
 from sslpipe.run.quarantine import Quarantine

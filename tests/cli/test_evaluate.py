@@ -490,7 +490,7 @@ def test_two_processes_print_and_write_once_what_one_does(files, tmp_path):
 
 def test_an_evaluation_that_no_processes_share_refuses_several(files, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("sslpipe.run.launch.join_processes", lambda **_: Rank(0, 2))
+    monkeypatch.setattr("sslpipe.run.accelerator.join_processes", lambda **_: Rank(0, 2))
     message = "ridge runs in one process, and the launcher started 2"
     refused(evaluate_tool, ["ridge", *files[0]], message)
 

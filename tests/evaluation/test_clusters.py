@@ -7,7 +7,7 @@ import torch
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.clusters import STARTS, clusters
+from sslpipe.evaluation.clustering import STARTS, clusters
 from tests.evaluation.test_knn import random_rows, rows
 
 

@@ -47,7 +47,7 @@ def test_a_search_on_cuda_finds_the_neighbours_of_the_cpu_and_waits_once_a_searc
 
 
 def _searched_together() -> list[torch.Tensor]:
-    from sslpipe.run.launch import join_processes
+    from sslpipe.run.accelerator import join_processes
 
     process = join_processes(cpu=False, timeout_s=60)
     return [found.cpu() for found in _searches("cuda", process=process)]

@@ -87,7 +87,7 @@ def test_a_deterministic_run_has_only_such_algorithms_while_it_lasts(tiny, tmp_p
 
 def _seeded() -> list[torch.Tensor]:
     from sslpipe.random import hash_integers
-    from sslpipe.run.launch import seed_torch
+    from sslpipe.run.accelerator import seed_torch
 
     device, found = torch.device("cuda", 0), []
     for own in (False, True):

@@ -21,8 +21,8 @@ from sslpipe.metric_learning.plan import with_backbone
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.tuning import block_names
 from sslpipe.recipe import load_recipe
-from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
+from sslpipe.report.run_page import build_page
 from sslpipe.run.checkpoint_files import choose_checkpoint
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.log import read_metrics

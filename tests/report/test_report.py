@@ -26,7 +26,6 @@ from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.suite_file import features_name
 from sslpipe.recipe import load_recipe
-from sslpipe.report.build import confusion, header, searched_split, shown_split
 from sslpipe.report.charts import (
     CHARTS,
     MOST_POINTS,
@@ -49,6 +48,7 @@ from sslpipe.report.results import (
     summary,
 )
 from sslpipe.report.run import read_run, without_places
+from sslpipe.report.run_page import confusion, header, searched_split, shown_split
 from tests.evaluation.test_verdict import compared
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.runs import RECIPE, command_line, write_recipe

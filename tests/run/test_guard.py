@@ -19,8 +19,8 @@ from sslpipe.optim import OPTIMIZERS, build_optimizer
 from sslpipe.plan import Pretraining
 from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
+from sslpipe.run.accelerator import start_accelerator
 from sslpipe.run.guard import StepGuard, advice
-from sslpipe.run.launch import start_accelerator
 from sslpipe.run.log import read_metrics
 from sslpipe.run.status import status
 from tests.helpers.dataset import write_dataset

@@ -7,7 +7,7 @@ and an export leaves them out. Start with `margin_softmax.MarginSoftmax`; `proxi
 heads. A new head is a class on `base.Head` and a line below.
 """
 
-from sslpipe.metric_learning.heads.base import Head
+from sslpipe.metric_learning.heads.head import Head
 from sslpipe.metric_learning.heads.margin_softmax import (
     ArcFace,
     CircleSoftmax,

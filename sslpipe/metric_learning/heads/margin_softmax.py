@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from sslpipe.metric_learning.heads.base import Head, row_mean
+from sslpipe.metric_learning.heads.head import Head, row_mean
 from sslpipe.metric_learning.losses.pairwise import linear, unit
 from sslpipe.precision import wide_dtype
 
