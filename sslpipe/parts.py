@@ -109,8 +109,12 @@ def freeze_and_group(model: Model, recipe: Recipe) -> list[dict[str, Any]]:
     still = tune.batchnorm == "frozen"
     for backbone in backbones(model):
         freeze_layers(backbone, frozen=False, last_blocks=tune.last_blocks, batchnorm=still)
-    rates = {"backbone_lr": tune.backbone_lr, "layer_decay": tune.layer_decay}
-    scale = learning_rate_scale(model.backbone, **rates, by_library=True)
+    scale = learning_rate_scale(
+        model.backbone,
+        backbone_lr=tune.backbone_lr,
+        layer_decay=tune.layer_decay,
+        by_library=True,
+    )
     return parameter_groups(model, recipe.optim, scale, **pretrained_groups(tune))
 
 

@@ -59,10 +59,10 @@ def _own_precision(backend: Backend) -> str:
         return own
     wider = [("generic", "all"), (backend, "all")]
     before = []
-    for key in wider:
-        before.append(torch._C._get_fp32_precision_getter(*key))
-        torch._C._set_fp32_precision_setter(*key, "none")
+    for place, operation in wider:
+        before.append(torch._C._get_fp32_precision_getter(place, operation))
+        torch._C._set_fp32_precision_setter(place, operation, "none")
     own = torch._C._get_fp32_precision_getter(backend, "matmul")
-    for key, value in zip(wider, before, strict=True):
-        torch._C._set_fp32_precision_setter(*key, value)
+    for (place, operation), value in zip(wider, before, strict=True):
+        torch._C._set_fp32_precision_setter(place, operation, value)
     return own

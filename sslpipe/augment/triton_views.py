@@ -85,7 +85,7 @@ class TritonPlan:
         most = max(1, _WORKSPACE_BYTES // (3 * 4 * side**2))
         parts = max(1, -(-self.rows // most))
         bounds = [self.rows * part // parts for part in range(parts + 1)]
-        self.parts = [slice(*pair) for pair in pairwise(bounds)]
+        self.parts = [slice(begin, end) for begin, end in pairwise(bounds)]
         whole = _tables(draws, specs, jitter_ops, shown)
         self.tables = [Tables(*(table[part] for table in whole)) for part in self.parts]
         self.block: Tensor | None = None

@@ -248,11 +248,14 @@ def _decode_jpeg(raw: Buffer, canvas_px: int) -> Pixels:
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(raw)
         if colours not in ("CMYK", "YCCK"):
-            options = {}
             scale = _jpeg_scale(max(height, width), canvas_px)
-            if scale > 1:
-                options = {"min_height": -(-height // scale), "min_width": -(-width // scale)}
-            pixels = simplejpeg.decode_jpeg(raw, min_factor=scale, **options)
+            reduced = scale > 1
+            pixels = simplejpeg.decode_jpeg(
+                raw,
+                min_height=-(-height // scale) if reduced else 0,
+                min_width=-(-width // scale) if reduced else 0,
+                min_factor=scale,
+            )
             return _oriented(pixels, _orientation(_jpeg_exif(raw)))
     except ValueError:  # also for damage that libjpeg can repair: Pillow decides
         pass

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -80,11 +79,12 @@ def _read_config(file: Path) -> tuple[Config, bool]:
     Raises:
         ExportError: It is damaged, or not of an export.
     """
-    reading: dict[str, Any] = {"remedy": "copy the export again", "error": ExportError}
-    tree = read_json(file, Tree, **reading)
+    remedy = "copy the export again"
+    tree = read_json(file, Tree, remedy=remedy, error=ExportError)
     if SSLPIPE_KEY not in tree:
-        return read_json(file, Config, **reading), False
-    nested = read_json(file, HubConfig, **reading)  # of the timm and hf formats
+        return read_json(file, Config, remedy=remedy, error=ExportError), False
+    # of the timm and hf formats
+    nested = read_json(file, HubConfig, remedy=remedy, error=ExportError)
     return nested.sslpipe, nested.architecture is not None
 
 

@@ -216,12 +216,12 @@ def load_run(
         assert recipe.backbone is not None  # a run has written down what it built
         data = _read_data(run_dir, identity.index_sha256)
         # the view of evaluation: the training's crop and normalisation, without its distortions
-        own = {"mean": data.mean, "std": data.std}
         channels = (data.image or RGB8).channels
         with refusals("augment", recipe.augment.kind):
             views = recipe.augment.build(mean=data.mean, std=data.std, channels=channels)
         crop_px = int(views.crop_px)
-        view = eval_view_for(crop_px, **normalisation(recipe.augment, **own))
+        mean_std = normalisation(recipe.augment, data.mean, data.std)
+        view = eval_view_for(crop_px, mean=mean_std["mean"], std=mean_std["std"])
         if state.view is not None:  # of a run from weights: resized as they are used to
             view = EvalView(**state.view)
         # the weights

@@ -127,7 +127,7 @@ class Start:
         mean_std = normalisation(recipe.augment, index.manifest.mean, index.manifest.std)
         crop_px = recipe.tune.eval_crop_px or crop_px
         if self.weights is None or self.weights.view.crop_px != crop_px:
-            return eval_view_for(crop_px, **mean_std)
+            return eval_view_for(crop_px, mean=mean_std["mean"], std=mean_std["std"])
         own = self.weights.view.config()
         plain = {key: own[key] for key in own if key not in ("mean", "std", "crops", "reduce")}
         return EvalView(**plain, **mean_std)

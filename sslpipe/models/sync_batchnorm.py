@@ -318,9 +318,17 @@ def _affine(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
     one = torch.ones_like(gain, dtype=dtype)
     zero = torch.zeros_like(one)
     # not F.batch_norm: in torch 2.11 it refuses eps = 0
-    weights = gain.to(dtype), offset.to(dtype)
-    cudnn = torch.backends.cudnn.enabled
-    return torch.batch_norm(x, *weights, zero, one, False, 0.0, 0.0, cudnn)
+    return torch.batch_norm(
+        input=x,
+        weight=gain.to(dtype),
+        bias=offset.to(dtype),
+        running_mean=zero,
+        running_var=one,
+        training=False,
+        momentum=0.0,
+        eps=0.0,
+        cudnn_enabled=torch.backends.cudnn.enabled,
+    )
 
 
 def _wide_dtype(x: Tensor) -> torch.dtype:

@@ -74,7 +74,7 @@ def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
         elif key == "plugins" or key.startswith("plugins."):
             name = name.partition(".")[2]
             pairs = [(name, old, new)] if name else differing_keys(old or {}, new or {})
-            texts += [_plugin_difference(*pair) for pair in pairs]
+            texts += [_plugin_difference(each, then, now) for each, then, now in pairs]
         else:
             then, now = ("not set" if each is None else shown(each) for each in (old, new))
             texts.append(f"{name} = {then} when it began, {now} now")

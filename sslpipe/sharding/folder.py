@@ -256,7 +256,8 @@ def _classes(
     first = splits.level + 1
     split = splits.of((*parts[0], "")) if splits.names else None
     while len(shared := {each[first : first + 1] for each in parts}) == 1:
-        name = "".join(*shared)  # "": there is none
+        (part,) = shared
+        name = "".join(part)  # "": there is none
         repeats = split is not None and (split_of(name) == split or name == parts[0][splits.level])
         if not repeats and name.lower() not in GENERIC:
             break

@@ -233,7 +233,7 @@ def columns_of_tars(
                 matched = match_names(own, options.name_pattern)
                 for field in cells:
                     cells[field] += matched.get(field) or [tree.get(field) for tree in trees]
-                seen.update(*trees)
+                seen |= {field for tree in trees for field in tree}
     for field in fields:
         if required and field not in seen:
             raise DataError(

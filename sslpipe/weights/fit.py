@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -285,13 +286,14 @@ def skeleton(kind: str, **arguments: Any) -> nn.Module:
 
     family, _, name = kind.partition("/")
     create = timm.create_model if family == "timm" else torchvision.models.get_model
+    build = partial(create, name, **arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with torch.device("meta"):
-                network: nn.Module = create(name, **arguments)
+                network: nn.Module = build()
         except (NotImplementedError, RuntimeError):  # its constructor reads what it computes
-            network = create(name, **arguments)
+            network = build()
         return network
 
 

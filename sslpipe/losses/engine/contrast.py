@@ -186,16 +186,18 @@ def _add_gradient_through_sums(
     grad: Tensor, tiles: Tiles, layout: _Layout, grad_sums: Tensor, sums: Tensor
 ) -> None:
     """Add it to this rank's rows of grad (N, 2, D), in place."""
-    row_terms = _of_anchors(grad_sums, layout.rows), _of_anchors(sums, layout.rows)
+    row_grad = _of_anchors(grad_sums, layout.rows)
+    row_sums = _of_anchors(sums, layout.rows)
     column_terms = None
     if not layout.alone:
         column_terms = _of_anchors(grad_sums, layout.columns), _of_anchors(sums, layout.columns)
     if isinstance(layout.rows, Tensor):  # sorted by group: not a view of grad
         part = torch.zeros_like(tiles.rows)
-        tiles.add_gradient(part, *row_terms, column_terms)
+        tiles.add_gradient(part, row_grad, row_sums, column_terms)
         grad[layout.rows] += part.view(-1, *grad.shape[1:])
     else:
-        tiles.add_gradient(_select(grad, layout.rows).view_as(tiles.rows), *row_terms, column_terms)
+        part = _select(grad, layout.rows).view_as(tiles.rows)
+        tiles.add_gradient(part, row_grad, row_sums, column_terms)
 
 
 def _select(x: Tensor, images: Tensor | slice | None) -> Tensor:

@@ -204,7 +204,10 @@ class Tiles:
         at_rows = self._blocks(row_scales.unsqueeze(-1), dim=-2)
         at_columns: Sequence[Tensor | None] = [None] * len(self.columns)
         if self.symmetric or columns is not None:
-            column_scales = row_scales if columns is None else self._softmax_scales(*columns)
+            column_scales = row_scales
+            if columns is not None:
+                column_grad, column_sums = columns
+                column_scales = self._softmax_scales(column_grad, column_sums)
             at_columns = self._blocks(column_scales.unsqueeze(-2), dim=-1)
         parts = self._blocks(into)
         for i, j, tile in self.tiles():
