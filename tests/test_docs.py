@@ -209,7 +209,7 @@ def test_the_python_of_the_readme_builds_trains_loads_and_embeds(tmp_path):
         Image.fromarray(picture(number, 48 + number)).save(tmp_path / name)
     (code,) = python_blocks("README.md")
     done = python("-c", code, cwd=tmp_path, status=0)
-    assert "torch.Size([1, 16]) tensor(" in done.stdout
+    assert "torch.Size([2, 16]) tensor(" in done.stdout
     assert (tmp_path / "runs" / "photos" / "DONE").exists()
 
 
