@@ -45,21 +45,23 @@ def command(
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(function).parameters.values()
-        bundles: dict[str, Any] = {p.name: p.annotation for p in own if is_dataclass(p.annotation)}
-        declared: list[inspect.Parameter] = []
-        for each in own:
-            bundle = bundles.get(each.name)
-            declared += [each] if bundle is None else inspect.signature(bundle).parameters.values()
+        bundles: dict[str, Any] = {}  # parameter -> its dataclass
+        options: list[inspect.Parameter] = []  # as typer sees them
+        for parameter in inspect.signature(function).parameters.values():
+            if is_dataclass(parameter.annotation):
+                bundles[parameter.name] = parameter.annotation
+                options += inspect.signature(bundles[parameter.name]).parameters.values()
+            else:
+                options.append(parameter)
 
         @wraps(function)
         def run(**values: Any) -> None:
-            for parameter, bundle in bundles.items():
-                options = {field.name: values.pop(field.name) for field in fields(bundle)}
-                values[parameter] = bundle(**options)
+            for name, bundle in bundles.items():
+                settings = {field.name: values.pop(field.name) for field in fields(bundle)}
+                values[name] = bundle(**settings)
             function(**values)
 
-        set_parameters(run, declared)
+        set_parameters(run, options)
         app.command(name, epilog=list_examples(examples))(run)
         return function
 
