@@ -17,16 +17,16 @@ from torch import Tensor
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.holdout import (
-    MOST_HOLDOUT,
-    MOST_READ,
     bank_ids,
+    fitting,
     holdout_doubt,
     holdout_ids,
     plan_order,
+    suggested_holdout,
     with_holdout,
 )
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.order import ORDER_VERSION, Order, suggest_holdout
+from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.pairing import Pairing, plan_pairs
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.saved import SavedBackbone
@@ -235,7 +235,7 @@ def objective_cannot_learn_the_split(plan: Pretraining, parts: Parts) -> Iterato
 def nothing_chooses_the_best(plan: Pretraining, parts: Parts) -> Iterator[str]:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide."""
     labels = plan.split.labels_of(plan.watched)
-    settings, tells = suggested_holdout(plan)
+    settings, tells = advised_holdout(plan)
     remedy = f"set {settings}" if tells else "hold some out"
     yield from nothing_to_choose_by(plan.recipe.run, labels, views=True, remedy=remedy)
 
@@ -266,7 +266,7 @@ def much_is_held_out(plan: Pretraining, parts: Parts) -> Iterator[str]:
         yield (
             f"data.holdout = {plan.recipe.data.holdout} holds out {held} of {len(plan.split)} "
             f"images of the split {plan.split.name!r} ({held / len(plan.split):.0%}); for a tenth, "
-            f"set {suggested_holdout(plan)[0]}"
+            f"set {advised_holdout(plan)[0]}"
         )
 
 
@@ -303,7 +303,7 @@ def backbone_is_slowed(plan: Pretraining, parts: Parts) -> Iterator[str]:
 def start_is_not_monitored(plan: Pretraining, parts: Parts) -> Iterator[str]:
     """Mention that nothing shows whether a run from weights makes them worse."""
     if plan.recipe.init and not plan.recipe.run.monitor_steps:
-        settings = "" if len(plan.watched) else f" and {suggested_holdout(plan)[0]}"
+        settings = "" if len(plan.watched) else f" and {advised_holdout(plan)[0]}"
         yield (
             "no monitoring: you will not see if training damages the pretrained weights; set "
             f"run.monitor_steps{settings}"
@@ -315,12 +315,12 @@ def held_out_images_say_little(plan: Pretraining, parts: Parts) -> Iterator[str]
     doubt = holdout_doubt(plan.recipe, plan.split, plan.watched)
     if not doubt or not plan.recipe.run.monitor_steps:
         return
-    settings, tells = suggested_holdout(plan)
+    settings, tells = advised_holdout(plan)
     if not len(plan.watched):
         unlabelled = "" if tells else " for scores without labels"
         yield f"no useful held-out kNN: {doubt}; nothing is monitored; set {settings}{unlabelled}"
     else:
-        remedy = f"; set {settings}" if tells else ""
+        remedy = f"; set {settings}" if tells and settings else ""
         yield f"no useful held-out kNN: {doubt}; scores without labels are logged{remedy}"
 
 
@@ -344,8 +344,10 @@ REMARKS = (
 )
 
 
-def suggested_holdout(plan: Pretraining) -> tuple[str, bool]:
-    """Return settings that hold out about a tenth, and whether kNN can then be scored."""
-    if len(plan.split) > MOST_READ:
-        return MOST_HOLDOUT, True
-    return suggest_holdout(plan.split.labels)
+def advised_holdout(plan: Pretraining) -> tuple[str, bool]:
+    """Return settings that hold out about a tenth and go together, and whether kNN is then scored.
+
+    Images that are held out are not trained on: the batch may have to shrink.
+    """
+    settings, tells = suggested_holdout(plan.recipe, plan.split)
+    return fitting(settings, plan.recipe, plan.split), tells

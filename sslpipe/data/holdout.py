@@ -13,7 +13,7 @@ from sslpipe.data.order import (
     suggest_holdout,
     with_a_partner,
 )
-from sslpipe.errors import naming
+from sslpipe.errors import RecipeError, naming
 from sslpipe.recipe.pretrain import Recipe
 
 MOST_READ = 10**7  # labels that are read to suggest settings
@@ -25,14 +25,64 @@ CLASS = "class"  # data.holdout_by: whole classes, where no column has this name
 def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
     """Plan the order of a run: the split without held-out samples and those that are not kept."""
     split = index.split(recipe.data.split)
+    without = untrained_ids(recipe, split)
+    left = len(split) - len(without)
+    if 0 < left < recipe.data.batch_size:
+        is_unwatched = not len(holdout_ids(recipe, split)) and recipe.run.monitor_steps
+        settings = suggested_holdout(recipe, split)[0] if is_unwatched else ""
+        raise RecipeError(
+            f"data.batch_size = {recipe.data.batch_size} is more than the {left} samples to train "
+            f"on; set {fitting(settings, recipe, split)}"
+        )
     return Order(
         split.starts,
         seed=recipe.seed,
         batch_size=recipe.data.batch_size,
         num_streams=recipe.data.num_streams,
         window=recipe.data.shuffle_window,
-        without=untrained_ids(recipe, split),
+        without=without,
     )
+
+
+def suggested_holdout(recipe: Recipe, split: Split) -> tuple[str, bool]:
+    """Return settings that hold out about a tenth, and whether kNN can then be scored.
+
+    What the recipe says of how images are held out stays.
+    """
+    if len(split) > MOST_READ:
+        return MOST_HOLDOUT, True
+    settings, tells = suggest_holdout(split.labels)
+    if recipe.data.holdout_by is not None:
+        settings = settings.split()[0]  # how many
+    return settings, tells
+
+
+def fitting(settings: str, recipe: Recipe, split: Split) -> str:
+    """Complete overrides of [data] by a batch that fits into what they leave to train on.
+
+    "" where they are what the recipe says.
+    """
+    data = recipe.data.model_copy(update=_changes(settings))
+    if data == recipe.data:
+        settings = ""
+    left = len(split) - len(untrained_ids(recipe.model_copy(update={"data": data}), split))
+    if data.batch_size <= left:
+        return settings
+    words = settings.split()
+    streams = min(data.num_streams, left)
+    words.append(f"data.batch_size={left // streams * streams}")
+    if streams < data.num_streams:
+        words.append(f"data.num_streams={streams}")
+    return " ".join(words)
+
+
+def _changes(settings: str) -> dict[str, int | str]:
+    """Read overrides of [data] as its fields."""
+    changes: dict[str, int | str] = {}
+    for word in settings.split():
+        key, _, value = word.removeprefix("data.").partition("=")
+        changes[key] = int(value) if key == "holdout" else value
+    return changes
 
 
 def with_holdout(recipe: Recipe, split: Split) -> Recipe:
@@ -42,12 +92,8 @@ def with_holdout(recipe: Recipe, split: Split) -> Recipe:
     """
     if recipe.data.holdout is not None:
         return recipe
-    changes: dict[str, int | str] = {"holdout": 0}
-    if recipe.init:
-        settings = suggest_holdout(split.labels)[0] if len(split) <= MOST_READ else MOST_HOLDOUT
-        for word in settings.split():
-            key, _, value = word.removeprefix("data.").partition("=")
-            changes[key] = int(value) if key == "holdout" else value
+    settings = suggested_holdout(recipe, split)[0] if recipe.init else "data.holdout=0"
+    changes = _changes(settings)
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=changes)})
 
 
@@ -65,6 +111,13 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
             groups = split.column(column).groups.whole_split()
     # "all": those without a label, -1, are a class of their own
     labels = split.labels + 1 if recipe.data.holdout_from == "all" else split.labels
+    labelled = int((labels >= 0).sum())
+    if 0 < labelled <= count:
+        settings = fitting(suggested_holdout(recipe, split)[0], recipe, split)
+        raise RecipeError(
+            f"data.holdout = {count} leaves nothing to train on; {labelled} are labelled: set "
+            f"{settings}, about a tenth; or hold none out"
+        )
     return held_out(labels, count, groups)
 
 

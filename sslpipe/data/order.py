@@ -41,11 +41,8 @@ def held_out(labels: Integers, count: int, groups: Integers | None = None) -> In
     if not count or not len(labelled):
         return np.zeros(0, np.int64)
     if count >= len(labelled):
-        tenth = f"data.holdout={max(2, len(labelled) // 10)}"  # beside the user's own groups
         raise DataError(
-            f"data.holdout = {count} leaves nothing to train on; {len(labelled)} are labelled: use "
-            f"{suggest_holdout(labels)[0] if groups is None else tenth}, about a tenth, or "
-            "data.holdout=0 for none"
+            f"data.holdout = {count} leaves nothing to train on; {len(labelled)} are labelled"
         )
     if groups is not None:
         whole = np.flatnonzero(choose_groups(groups, labels, count / len(labelled), _HOLDOUT))
@@ -211,11 +208,9 @@ class Order:
         if not self.steps_per_epoch:
             if not self.samples:
                 raise DataError("no sample is left to train on: hold out fewer, or keep more")
-            fits = self.samples // num_streams * num_streams
-            streams = "" if fits else f" data.num_streams={self.samples}"
             raise DataError(
-                f"data.batch_size = {batch_size} is more than the {self.samples} samples to "
-                f"train on; use data.batch_size={fits or self.samples}{streams}"
+                f"data.batch_size = {batch_size} is more than the {self.samples} samples to train "
+                "on; use a smaller one"
             )
         self.epoch = lru_cache(maxsize=2)(partial(EpochPlan, self))
 

@@ -95,11 +95,9 @@ def test_neighbouring_windows_meet_in_different_epochs():
     assert sum(shared) / len(shared) < 15  # 5 of 50 expected by chance
 
 
-def test_too_large_a_batch_is_refused_with_the_largest_that_works():
-    with pytest.raises(DataError, match=r"= 64 is more than the 40 .* data.batch_size=36$"):
-        an_order((40,), batch_size=64, num_streams=12)
-    with pytest.raises(DataError, match=r"data.batch_size=4 data.num_streams=4$"):
-        an_order((4,), batch_size=64, num_streams=8)
+def test_too_large_a_batch_is_refused():
+    with pytest.raises(DataError, match=r"data.batch_size = 64 is more than the 40 samples"):
+        an_order((40,), batch_size=64, num_streams=8)
     with pytest.raises(DataError, match="no sample is left to train on"):
         an_order((4,), batch_size=4, without=np.arange(4))
 
@@ -111,7 +109,7 @@ def test_the_holdout_is_stratified_fixed_and_never_unlabelled():
     assert np.array_equal(taken, held_out(labels, 100))
     assert np.array_equal(taken, np.sort(taken))
     assert len(held_out(np.full(50, -1), 10)) == 0
-    with pytest.raises(DataError, match=r"= 4 leaves nothing .* use data.holdout=2"):
+    with pytest.raises(DataError, match=r"= 4 leaves nothing to train on"):
         held_out(np.zeros(4, np.int64), 4)
 
 
