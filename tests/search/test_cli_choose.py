@@ -10,12 +10,15 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+import sslpipe
 import sslpipe.evaluation.embed
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.search.candidates import sample_ids
+from sslpipe.search.chosen import write_chosen
+from tests.helpers.dataset import write_dataset
 from tests.search.test_cli_gallery import write_model
 
 pytestmark = pytest.mark.usefixtures("proved_here")
@@ -99,10 +102,13 @@ def test_a_folder_of_images_is_answered_and_the_named_commands_work(
         rows = Embeddings(features, torch.zeros(40).long(), torch.arange(40))
         features = fit_whitening(rows, power=best["power"]).apply(features)
     torch.testing.assert_close(cosines(model.encode(paths)), cosines(features), rtol=0, atol=1e-4)
+    width = features.shape[1]
+    warned = "fewer than the" in errors
+    assert warned == ((best["power"] or 0) > 0.25 and len(paths) <= width)
     # what it names works: features of these images, and a training with their labels
     lines = [line for line in errors.splitlines() if line.startswith("Next")]
     commands = [line.partition("sslpipe ")[2].split() for line in lines]
-    assert [command[0] for command in commands] == ["embed", "train"]
+    assert [command[0] for command in commands] == ["embed", "check"]
     call(*commands[0])
     embedded, _ = load_embeddings(out / "backbone.safetensors")
     (data,) = out.glob("shards-*/dataset.json")
@@ -250,3 +256,14 @@ def test_a_join_and_a_source_with_a_size_keep_theirs(call, models, photos, tmp_p
     joined = "small_resnet 16 px + small_resnet 24 px@24"
     pair = ("small_resnet@24", "small_resnet@16")
     assert {tuple(row["parts"]) for row in rows} == {*((name,) for name in (*pair, joined)), pair}
+
+
+@pytest.mark.parametrize(("power", "count"), [(1.0, 8), (0.25, 8), (None, 8), (1.0, 40)])
+def test_a_strong_flattening_of_few_images_is_warned_of(models, tmp_path, power, count):
+    data = write_dataset(tmp_path / "data", (count,), px=24)
+    split = load_index(data).split("train")
+    model = load_backbone(models[0])
+    rows = sslpipe.embed(model, data, "train", device="cpu")
+    doubt = write_chosen(tmp_path / "out", str(models[0]), rows, split, power)
+    assert (doubt is not None) == (power == 1 and count <= model.num_features)
+    assert (load_backbone(tmp_path / "out").whitening is None) == (power is None)

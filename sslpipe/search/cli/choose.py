@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sslpipe.cli.inputs import check_folder, check_model, find_images, open_data
-from sslpipe.cli.next_step import new_run_dir, say_next
+from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import SOURCES, Device, NumWorkers, argument, command, option
 from sslpipe.cli.terminal import (
     new_app,
@@ -172,7 +172,7 @@ def choose_weights(
     best_row = ranked[0]
     backbone = out / "backbone"
     with working("choose") as stage:
-        write_chosen(
+        doubt = write_chosen(
             backbone,
             source="+".join(found[name].source for name in best_row.parts),
             rows=choose.side_by_side(features, best_row.parts),
@@ -181,14 +181,15 @@ def choose_weights(
             say=stage,
         )
     say(f"{backbone}: {best_row.name}, for load_backbone, search, export and evaluate")
+    if doubt is not None:
+        say(f"warning: {doubt}", "yellow")
     say_next(
         ["embed", backbone, "--data", data, "--split", split, "--out", f"{backbone}.safetensors"]
     )
     for recipe in labelled_recipes() if lacking is None else ():
         single = next(row for row in ranked if len(row.parts) == 1)
         words = ["--init", found[single.parts[0]].source, "--data", data]
-        when = ", to train it with these labels"
-        say_next(["train", recipe, *words, "--run-dir", new_run_dir("labelled")], when=when)
+        say_next(["check", recipe, *words], when=", to train it with these labels")
     if failed:
         raise typer.Exit(2)
 
