@@ -145,7 +145,7 @@ def check_recipe(
     weights: Weights | None = None,
     overrides: Sequence[str] = (),
 ) -> "Check":
-    """Say what a run will do and take, as `sslpipe check` does; nothing is trained or written.
+    """Return what a run will do and take, as `sslpipe check` prints; nothing is trained or written.
 
     >>> check = sslpipe.check_recipe("recipe.toml", "out/photos", overrides=["steps=2000"])
     >>> print(check.rows, check.warnings)

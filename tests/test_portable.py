@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -57,7 +58,7 @@ def built(folder):
     )
     folder.mkdir()
     layout = Layout(seed=0, samples_per_shard=4, max_shard_bytes=10**9)
-    part = SplitImages(images, np.arange(9))
+    part = SplitImages(images, np.arange(9), columns=pa.table({}), described=[b""] * 9)
     options = {"workers": 2, "skip_bad": False, "advance": lambda count: None}
     write_split(folder, plan_split("train", part, layout), **options)
     shards = {"train": sorted(folder.glob("*.tar"))}

@@ -117,7 +117,7 @@ def load_backbone(
 
 
 def weights_text(model: FrozenBackbone) -> str:
-    """Say which weights of a run were chosen; "" where they are its newest trained ones."""
+    """Return which weights of a run were chosen; "" where they are its newest trained ones."""
     facts = model.config.facts
     if not {"checkpoint", "weights", "checkpoint_reason"} & {*facts}:
         return ""

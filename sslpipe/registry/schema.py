@@ -15,6 +15,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
@@ -116,10 +117,11 @@ class UnknownKind(SparseSettings):
     """A kind of a recorded run that this process does not know: it is read, and cannot be built."""
 
     model_config = ConfigDict(extra="allow")
+    _near: str = PrivateAttr("")  # "; did you mean ..."
 
     def build(self, **known: Any) -> Any:
         """Refuse. Raises: UnknownPart: What the kind may be of."""
-        raise UnknownPart(f"kind = {self.kind!r} is unknown{plugin_hint()}")
+        raise UnknownPart(f"kind = {self.kind!r} is unknown{self._near}{plugin_hint()}")
 
 
 class UnknownPart(RecipeError):
@@ -171,7 +173,9 @@ class Kinds:
         settings_type = self.find(kind)
         recorded = self.recorded or info.context == "recorded"
         if settings_type is None and isinstance(kind, str) and recorded:
-            settings_type = UnknownKind
+            unknown = UnknownKind.model_validate(dict(value), context=info.context)
+            unknown._near = did_you_mean(kind, self.names())
+            return unknown
         if settings_type is None:
             error = _missing_kind() if kind is None else self._unknown_kind(kind)
             detail = InitErrorDetails(type=error, loc=("kind",), input=kind)

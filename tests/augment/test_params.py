@@ -231,9 +231,9 @@ def test_an_unknown_preset_or_key_names_the_nearest():
     ],
 )
 def test_a_value_that_gives_no_views_is_one_line_that_names_the_key(tmp_path, index, override):
-    recipe = load_recipe(write_recipe(tmp_path), [f"augment.{override}"])
+    path = write_recipe(tmp_path)
     with pytest.raises(RecipeError, match=override.partition("=")[0]):
-        build_augment(recipe, index)
+        build_augment(load_recipe(path, [f"augment.{override}"]), index)
 
 
 def test_colours_are_compiled_only_where_a_run_asks_for_it(tmp_path, index):
@@ -244,5 +244,5 @@ def test_colours_are_compiled_only_where_a_run_asks_for_it(tmp_path, index):
 
 @pytest.mark.parametrize("override", ["augment.mean=[nan, 0, 0]", "augment.std=[1, 1, inf]"])
 def test_what_is_not_finite_is_refused_when_the_recipe_is_read(tmp_path, override):
-    with pytest.raises(RecipeError, match=r"augment: (mean|std) = .* not a finite number"):
+    with pytest.raises(RecipeError, match=r"augment\.(mean|std).*not a finite number"):
         load_recipe(write_recipe(tmp_path), [override])

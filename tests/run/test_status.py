@@ -235,7 +235,7 @@ def test_runs_are_listed_with_what_may_be_deleted(tmp_path, monkeypatch):
     for name in ("eval.json", "recipe.json"):
         assert f"{name} is damaged" in shown
     assert json.loads(command_line("runs", str(tmp_path), "--json").stdout)[2]["steps"] is None
-    for folder, said in ((first / "checkpoints", "holds no run"), (tmp_path / "x", "no folder")):
+    for folder, said in ((first / "checkpoints", "holds no run"), (tmp_path / "x", "not a folder")):
         none = command_line("runs", str(folder), status=2)
         assert said in none.stderr
         assert none.stdout == ""
