@@ -6,6 +6,7 @@ from typing import Annotated
 import pytest
 from pydantic import Field, ValidationError
 
+import sslpipe
 from sslpipe import registry
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.recipe.base import RunConfig
@@ -95,7 +96,7 @@ def test_what_a_part_refuses_names_its_section_and_in_a_notebook_its_argument():
         with pytest.raises(kind, match=message):
             Crop(**kwargs)
     with pytest.raises(TypeError, match="by name: size"):
-        Crop(3)
+        Crop(3, 0.5, *[(1.0,)] * 9)
     with pytest.raises(TypeError, match="declare its settings as fields"):
         type("Old", (Part,), {"__init__": lambda self: None})
 
@@ -182,3 +183,11 @@ def test_a_tracker_that_a_module_adds_is_one_that_a_recipe_may_name():
         assert RunConfig(trackers=("mine",)).trackers == ("mine",)
     finally:
         del TRACKERS["mine"]
+
+
+def test_a_parts_first_settings_may_be_given_by_place():
+    assert sslpipe.NTXentLoss(0.3).temperature == 0.3
+    with pytest.raises(TypeError, match="temperature"):
+        sslpipe.NTXentLoss(0.3, temperature=0.2)
+    with pytest.raises(TypeError, match="by name"):
+        sslpipe.NTXentLoss(0.3, 64, False, 1)

@@ -44,8 +44,13 @@ class _PartType(type):
     """Says in one line what a constructor refuses."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        # by place, too, as torch's losses are called: in the order of the fields
+        named = dict(zip(cls.fields, args, strict=False))  # type: ignore[attr-defined]
+        rest = args[len(named) :]  # too many: refused below
+        if both := named.keys() & kwargs.keys():
+            raise TypeError(f"{cls.__name__} got {min(both)} by place and by name")
         try:
-            return super().__call__(*args, **kwargs)
+            return super().__call__(*rest, **named, **kwargs)
         except ValidationError as error:
             raise _readable(cls, error) from None
 
