@@ -14,13 +14,16 @@ from tests.helpers.record import record
 from tests.helpers.runs import ROOT, user_environment
 
 SLOW_COUNT = int(os.environ.get("FUZZ", "1000"))
+MOST_BYTES = 8 * 2**30
 
 
 def in_a_process(tmp_path, module: str, *words: object, before: str = "") -> Any:
     """What a helper prints, in a process of its own: an input may crash it, and must not."""
     progress = tmp_path / "number"
     environment = user_environment({"FUZZ_PROGRESS": str(progress)})
-    code = f"{before}\nimport runpy\nrunpy.run_module('tests.helpers.{module}', None, '__main__')"
+    # memory beyond MOST_BYTES is a fault of this input, and takes no test beside it along
+    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_DATA, ({MOST_BYTES},) * 2)"
+    code = f"{limit}\n{before}\nimport runpy\nrunpy.run_module('tests.helpers.{module}', None, '__main__')"
     done = run_python(("-c", code, *map(str, words)), ROOT, environment, timeout_s=7200)
     reached = progress.read_text() if progress.exists() else words[0]
     assert done.returncode == 0, f"{reached}: status {done.returncode}\n{done.stderr[-3000:]}"

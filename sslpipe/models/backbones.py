@@ -18,6 +18,7 @@ from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.models.channels import set_channels
 from sslpipe.models.depths import DepthEmbedding, embed_depths, features_at
 from sslpipe.models.libraries import open_clip_library, open_clip_network, transformers_network
+from sslpipe.models.limits import few_modules
 from sslpipe.models.pooling import set_pool
 from sslpipe.models.small_resnet import make_small_resnet
 from sslpipe.models.stems import Stem, StemSetting, set_stem
@@ -213,9 +214,9 @@ def build_backbone(settings: KindSettings, *, crop_px: int) -> Backbone:
             does not, and the position table of a vision transformer.
 
     Raises:
-        RecipeError: an architecture or an argument that does not exist.
+        RecipeError: an architecture or an argument that does not exist, or too many layers.
     """
-    with refusals("backbone", settings.kind):
+    with refusals("backbone", settings.kind), few_modules("[backbone]"):
         backbone: Backbone = settings.build(crop_px=crop_px)
         return backbone
 

@@ -70,11 +70,15 @@ def within_memory(what: str) -> Iterator[None]:
         ) from error
 
 
-def sketch(what: str, build: Callable[[], Network]) -> Network:
-    """Build a network of a stranger's settings on the meta device: its sizes, and no numbers.
+@contextmanager
+def few_modules(what: str) -> Iterator[None]:
+    """Stop a network that is being built at its MOST_MODULES-th module.
+
+    Args:
+        what: The recipe's section, for messages: "[backbone]".
 
     Raises:
-        TooLarge: Its sizes overflow, or it has more than MOST_MODULES modules, which take minutes.
+        TooLarge: It has more; they would take minutes and all memory.
     """
     modules = 0
 
@@ -88,7 +92,16 @@ def sketch(what: str, build: Callable[[], Network]) -> Network:
 
     counting = register_module_module_registration_hook(count)
     try:
-        with within_memory(what), torch.device("meta"):
-            return build()
+        yield
     finally:
         counting.remove()
+
+
+def sketch(what: str, build: Callable[[], Network]) -> Network:
+    """Build a network of a stranger's settings on the meta device: its sizes, and no numbers.
+
+    Raises:
+        TooLarge: Its sizes overflow, or it has more than MOST_MODULES modules.
+    """
+    with within_memory(what), few_modules(what), torch.device("meta"):
+        return build()

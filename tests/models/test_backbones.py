@@ -143,3 +143,15 @@ def test_a_colour_gets_its_own_kernels_wherever_it_stands() -> None:
 def test_channels_that_cannot_be_are_refused_by_name(value: object) -> None:
     with pytest.raises(RecipeError, match=r"backbone\.channels"):
         build_backbone(component("small_resnet", channels=value), crop_px=32)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kind": "small_resnet", "blocks": 2**31 - 1},
+        {"kind": "timm/vit_tiny_patch16_224", "depth": 2**31 - 1, "embed_dim": 24, "num_heads": 2},
+    ],
+)
+def test_a_network_of_endless_layers_is_refused_before_memory_is_full(settings):
+    with pytest.raises(RecipeError, match="10,000 modules; use fewer layers or blocks"):
+        build_backbone(backbone_settings(**settings), crop_px=32)
