@@ -23,7 +23,8 @@ def in_a_process(tmp_path, module: str, *words: object, before: str = "") -> Any
     environment = user_environment({"FUZZ_PROGRESS": str(progress)})
     # memory beyond MOST_BYTES is a fault of this input, and takes no test beside it along
     limit = f"import resource\nresource.setrlimit(resource.RLIMIT_DATA, ({MOST_BYTES},) * 2)"
-    code = f"{limit}\n{before}\nimport runpy\nrunpy.run_module('tests.helpers.{module}', None, '__main__')"
+    run = f"import runpy\nrunpy.run_module('tests.helpers.{module}', None, '__main__')"
+    code = f"{limit}\n{before}\n{run}"
     done = run_python(("-c", code, *map(str, words)), ROOT, environment, timeout_s=7200)
     reached = progress.read_text() if progress.exists() else words[0]
     assert done.returncode == 0, f"{reached}: status {done.returncode}\n{done.stderr[-3000:]}"

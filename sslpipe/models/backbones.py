@@ -31,6 +31,7 @@ from sslpipe.registry.schema import KindSettings, Settings, SparseSettings, refu
 JOIN = "join"  # the kind of several backbones side by side; see export.join
 MOST_PARTS = 16  # of a join
 RGB_CHANNELS = 3
+LARGEST_ARGUMENT = 65_536  # of timm, which makes lists as long as `depth` before any layer
 
 
 class Backbone(nn.Module):
@@ -357,6 +358,13 @@ def timm_backbone(
     for key, reason in _NOT_OF_TIMM.items():
         if key in arguments:
             raise RecipeError(f"backbone.{key} cannot be set: the backbone {reason}")
+    for key, value in arguments.items():
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(each, int) and each > LARGEST_ARGUMENT for each in numbers):
+            raise RecipeError(
+                f"backbone.{key} = {shown(value)}: no network of timm takes a number over "
+                f"{LARGEST_ARGUMENT:,}"
+            )
     if not timm.is_model(architecture):
         hint = did_you_mean(architecture, timm.list_models())
         raise RecipeError(f"backbone.kind: timm has no {architecture!r}{hint}")

@@ -145,13 +145,18 @@ def test_channels_that_cannot_be_are_refused_by_name(value: object) -> None:
         build_backbone(component("small_resnet", channels=value), crop_px=32)
 
 
+VIT = {"kind": "timm/vit_tiny_patch16_224", "embed_dim": 24, "num_heads": 2}
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "words"),
     [
-        {"kind": "small_resnet", "blocks": 2**31 - 1},
-        {"kind": "timm/vit_tiny_patch16_224", "depth": 2**31 - 1, "embed_dim": 24, "num_heads": 2},
+        ({"kind": "small_resnet", "blocks": 2**31 - 1}, "10,000 modules; use fewer layers"),
+        ({**VIT, "depth": 60_000}, "10,000 modules; use fewer layers"),
+        ({**VIT, "depth": 2**31 - 1}, "backbone.depth = 2147483647: no network"),
+        ({"kind": "timm/resnet10t", "layers": [1, 2**31, 1, 1]}, "backbone.layers = "),
     ],
 )
-def test_a_network_of_endless_layers_is_refused_before_memory_is_full(settings):
-    with pytest.raises(RecipeError, match="10,000 modules; use fewer layers or blocks"):
+def test_a_network_of_endless_layers_is_refused_before_memory_is_full(settings, words):
+    with pytest.raises(RecipeError, match=words):
         build_backbone(backbone_settings(**settings), crop_px=32)
