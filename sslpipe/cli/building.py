@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import argument, option
-from sslpipe.errors import one_line
+from sslpipe.errors import counted, one_line
 
 if TYPE_CHECKING:
     from sslpipe.data.index import Manifest
@@ -139,7 +139,7 @@ def print_built(out: Path, built: "Built") -> None:
         print(one_line(line))
     if built.missing:
         count = sum(map(len, built.missing.values()))
-        print(f"skipped: {count:,} missing files, listed in {out / MISSING}", file=sys.stderr)
+        print(f"skipped: missing files: {count:,}, listed in {out / MISSING}", file=sys.stderr)
     if built.report is not None:
         print_report(out, built.manifest, built.report)
 
@@ -150,8 +150,9 @@ def print_report(folder: Path, manifest: "Manifest", report: "Report") -> None:
 
     for line in report.lines():
         print(line)
-    classes = len(manifest.classes) or "no"
-    print(f"{folder / 'dataset.json'}: {classes} classes; this report: {folder / FILE}")
+    count = len(manifest.classes)
+    classes = counted(count, "class") if count else "no classes"
+    print(f"{folder / 'dataset.json'}: {classes}; this report: {folder / FILE}")
     names = [*manifest.splits]
     split = [] if "train" in names else ["--split", names[0]]
     say_next(["shards", "show", folder, *split, "--out", "samples.png"])

@@ -37,6 +37,20 @@ _NPY_HEADER = re.compile(  # as every version of NumPy writes it
 )
 _PNG_BEGIN = b"\x89PNG\r\n\x1a\n"
 _PNG_TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
+# of files that are named as images, or lie among them: place and beginning, and what that is
+_LOOKS: tuple[tuple[int, tuple[bytes, ...], str], ...] = (
+    (4, (b"ftypavif", b"ftypavis"), "an AVIF"),
+    (4, (b"ftyphei", b"ftyphev", b"ftypmif1", b"ftypmsf1"), "a HEIC"),
+    (4, (b"ftyp", b"moov", b"mdat"), "a video"),
+    (0, (b"\x1aE\xdf\xa3",), "a video"),
+    (8, (b"AVI ",), "a video"),
+    (0, (b"\xff\x0a", b"\0\0\0\x0cJXL "), "a JPEG XL"),
+    (0, (b"GIF8",), "a GIF"),
+    (0, (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), "a TIFF"),
+    (0, (b"BM",), "a BMP"),
+    (0, (b"%PDF",), "a PDF"),
+    (0, (b"PK\x03\x04",), "a zip archive"),
+)
 PILLOW: dict[Kind, Any] = {
     "jpg": JpegImagePlugin.JpegImageFile,
     "png": PngImagePlugin.PngImageFile,
@@ -433,6 +447,15 @@ def _oriented(pixels: Pixels, orientation: int) -> Pixels:
     return pixels
 
 
+def other_kind(raw: Buffer) -> str | None:
+    """Return what a file is by its first 16 bytes, where `image_kind` does not know it."""
+    start = bytes(raw[:16])
+    for place, begins, name in _LOOKS:
+        if start[place:].startswith(begins):
+            return name
+    return None
+
+
 def looks_like(raw: Buffer) -> str:
     """Return what bytes are that are no image, for a message."""
     start = bytes(raw[:64])
@@ -440,6 +463,8 @@ def looks_like(raw: Buffer) -> str:
         return "it is empty"
     if start.lstrip()[:1] == b"<":
         return "it looks like HTML or XML"
+    if name := other_kind(start):
+        return f"it looks like {name}"
     return f"it starts with {start[:8]!r}"
 
 

@@ -5,15 +5,16 @@
 """
 
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from sslpipe.data.decode import image_kind, other_kind
 from sslpipe.errors import DataError, shown
 from sslpipe.portable import forward_slashes
-from sslpipe.sharding.report import Group, group_kinds
+from sslpipe.sharding.report import group_kinds
 from sslpipe.sharding.sources import (
     SENSOR_SUFFIXES,
     SUFFIXES,
@@ -23,6 +24,7 @@ from sslpipe.sharding.sources import (
     chosen_splits,
     from_rows,
     is_image,
+    open_file,
     read_file,
     readable,
     root_folder,
@@ -34,8 +36,9 @@ POINTER_BYTES = 1024  # at most, of what git-lfs and git-annex keep in place of 
 _POINTERS = (b"version https://git-lfs", b"/annex/objects/", b"version https://hawser")
 # kinds of files that may hold images, and what makes images of them
 _UNREAD = {
+    "pip install pillow-heif, and build again with --overwrite": (".heic", ".heif"),
     "convert them to JPEG or PNG": (
-        *(".heic", ".heif", ".avif", ".jxl", ".jp2", ".jpx", ".svg", ".psd", ".tga", ".ico"),
+        *(".avif", ".jxl", ".jp2", ".jpx", ".svg", ".psd", ".tga", ".ico"),
         *(".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".eps", ".pdf"),
     ),
     "take frames: ffmpeg -i FILE -vf fps=1 FRAMES/%06d.jpg": (
@@ -44,6 +47,8 @@ _UNREAD = {
     "unpack them": (".zip", ".rar", ".7z", ".gz", ".tgz", ".bz2", ".xz", ".zst"),
     "sslpipe sensors build reads them": SENSOR_SUFFIXES,
 }
+_IMAGES = ("a GIF", "a TIFF", "an AVIF", "a HEIC", "a JPEG XL")  # of `other_kind`
+MOST_OPENED = 100  # files of a kind
 # names of folders beside each other that are parts of a data set, not classes
 _HARDLY_CLASSES = GENERIC | {
     *("mask", "masks", "label", "labels", "annotation", "annotations", "ground_truth", "gt"),
@@ -123,7 +128,7 @@ def walk(
             path = folder / child.name
             if reason := _reason_of_name(child.name):
                 entries.append(Entry(path, reason, child.name if reason == _OF_SYSTEM else ""))
-            elif child.is_dir():
+            elif _is_folder(child):
                 (links if child.is_symlink() else real).append(path)
             else:
                 entries.append(_look_at(path, child, names, suffixes))
@@ -131,11 +136,19 @@ def walk(
     return Walked(entries, sorted(folders))
 
 
+def _is_folder(child: "os.DirEntry[str]") -> bool:
+    try:
+        return child.is_dir()
+    except OSError:  # links in a circle
+        return False
+
+
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
 _OWN = "folders of data sets that sslpipe writes"
+_OTHERS = "files of other kinds"
 _OF_SYSTEM = "files and folders of a system or NAS"
 
 
@@ -160,8 +173,10 @@ def _look_at(
     ):
         return Entry(stem, absent="files and folders whose content DVC has not fetched")
     if not is_image(path, suffixes):
+        if is_link and not path.exists():
+            return Entry(path, "links that lead nowhere")
         suffix = ".nii.gz" if path.name.lower().endswith(".nii.gz") else suffix
-        return Entry(path, "files of other kinds", suffix or "no extension")
+        return Entry(path, _OTHERS, suffix or "no extension")
     try:
         status = child.stat()
     except OSError as error:
@@ -313,7 +328,12 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     ]
     if not images:
         _check_absent(root, entries, options)
-        raise _no_images(root, options.suffixes)
+        unread = _unread(root, entries)
+        raise (
+            DataError(f"{root} holds no image; {unread[0]}")
+            if unread
+            else _no_images(root, options.suffixes)
+        )
     only = options.split and (split_of(options.split) or options.split)
     splits = find_splits(root, [entry.path for entry in images], only)
     names = sorted({*splits.names.values()})
@@ -357,7 +377,7 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     found = {split: replace(own, missing=missing[split]) for split, own in found.items()}
     first = found[chosen[0]]
     said = group_kinds((e.reason or e.absent, e.kind, _below(root, e.path)) for e in left_out)
-    doubts = [*first.doubts, *_unread(said), *_doubts(root, splits, rows)]
+    doubts = [*first.doubts, *_unread(root, left_out), *_doubts(root, splits, rows)]
     return {**found, chosen[0]: replace(first, left_out=said, doubts=doubts)}
 
 
@@ -370,7 +390,7 @@ def _check_absent(root: Path, entries: Sequence[Entry], options: SourceOptions) 
     absent = [entry for entry in entries if entry.absent]
     if absent and not options.skip_missing:
         kinds = group_kinds((e.absent, "", _below(root, e.path)) for e in absent)
-        said = "; ".join(f"{k.count:,} {k.what}, such as {shown(k.example)}" for k in kinds)
+        said = "; ".join(f"{k.what}: {k.count:,}, such as {shown(k.example)}" for k in kinds)
         raise DataError(
             f"{root}: {said}; fetch them (git annex get, datalad get, git lfs pull, dvc pull), "
             "mend links and permissions, or give --skip-missing to build without them"
@@ -393,15 +413,42 @@ def _doubled(images: Sequence[Entry]) -> set[Path]:
     return doubled
 
 
-def _unread(left_out: Sequence[Group]) -> list[str]:
-    """Name files that may hold images in formats that are not read, and what to do with them."""
+def _unread(root: Path, left_out: Sequence[Entry]) -> list[str]:
+    """Name files that may hold images and are not read, and what to do with them."""
     doubts = []
+    by_kind: dict[str, list[Path]] = defaultdict(list)
+    for entry in left_out:
+        if entry.reason == _OTHERS:
+            by_kind[entry.kind].append(entry.path)
     for remedy, suffixes in _UNREAD.items():
-        found = [each for each in left_out if each.kind in suffixes]
-        if found:
-            kinds = ", ".join(f"{each.count:,} {each.kind}" for each in found)
-            doubts.append(f"files that may hold images and are not read: {kinds}; {remedy}")
+        kinds = [f"{len(by_kind.pop(kind)):,} {kind}" for kind in suffixes if kind in by_kind]
+        if kinds:
+            doubts.append(
+                f"files that may hold images and are not read: {', '.join(kinds)}; {remedy}"
+            )
+    # cat, cat.jpg?w=400: by their first bytes
+    hidden = {
+        kind: image
+        for kind, paths in by_kind.items()
+        if (image := next(filter(_holds_image, paths[:MOST_OPENED]), None))
+    }
+    if hidden:
+        count = sum(len(by_kind[kind]) for kind in hidden)
+        doubts.append(
+            f"files of kinds that hold images by their first bytes: {count:,}, such as "
+            f"{shown(_below(root, next(iter(hidden.values()))))}; rename them to end in .jpg or "
+            ".png"
+        )
     return doubts
+
+
+def _holds_image(path: Path) -> bool:
+    try:
+        with open_file(path) as file:
+            start = file.read(16)
+    except DataError:
+        return False
+    return image_kind(start) is not None or other_kind(start) in _IMAGES
 
 
 def _doubts(root: Path, splits: Splits, rows: Mapping[str, Sequence[Row]]) -> list[str]:

@@ -5,10 +5,11 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 from PIL.TiffImagePlugin import TiffImageFile
 
 from sslpipe.data.decode import (
@@ -27,7 +28,13 @@ from sslpipe.data.decode import (
 )
 
 _COLOUR_TYPE = {1: 0, 3: 2}  # of a PNG, by channels: grey, RGB
-_OTHER_FORMATS = ("BMP", "GIF", "PPM", "TIFF")
+READS_AVIF = features.check("avif") is True  # as Pillow was built
+READS_HEIC = find_spec("pillow_heif") is not None
+_OTHER_FORMATS = (
+    *("BMP", "GIF", "PPM", "TIFF"),
+    *(["AVIF"] if READS_AVIF else []),
+    *(["HEIF"] if READS_HEIC else []),
+)
 _WITH_ALPHA = ("PNG", "WEBP", "GIF", "TIFF")
 _TIFF_BITS = 258  # the tag BitsPerSample
 SMALL_PX = 16  # a picture with a shorter side is worth a remark
@@ -51,36 +58,36 @@ def remarks_on(raw: bytes, *, on_background: bool) -> list[str]:
     remarks = []
     try:
         if image_kind(raw) is not None and min(header_size(raw)) < SMALL_PX:
-            remarks.append(f"have a side below {SMALL_PX} px")
+            remarks.append(f"a side below {SMALL_PX} px")
         if image_kind(raw) == "jpg" and is_plain_jpeg(raw):
             return remarks
         image = _open(raw, ("JPEG", "PNG", "WEBP", *_OTHER_FORMATS))
         if image_kind(raw) is None and min(image.size) < SMALL_PX:
-            remarks.append(f"have a side below {SMALL_PX} px")
+            remarks.append(f"a side below {SMALL_PX} px")
         if image.mode in ("CMYK", "LAB"):
-            remarks.append(f"are {image.mode}, converted without their colour profile")
+            remarks.append(f"{image.mode}, converted without their colour profile")
         bits = image.tag_v2.get(_TIFF_BITS, (8,)) if isinstance(image, TiffImageFile) else (8,)
         deep = image.mode.startswith("I") or max(bits) > 8
         deep = raw[24] == 16 if image_kind(raw) == "png" else deep  # its header tells more
         if deep:
             remarks.append(
-                "have 16-bit values, of which the upper 8 bits are used; a smaller range looks "
-                "almost black: scale it to 0 to 65,535 first, or keep all bits with "
-                "sslpipe sensors build"
+                "16-bit values, of which the upper 8 bits are used (a smaller range looks almost "
+                "black: scale it to 0 to 65,535 first, or keep all bits with sslpipe sensors "
+                "build)"
             )
         if isinstance(image, TiffImageFile) and image.n_frames > 1:
             remarks.append(
-                "have several pages, of which the first is used; sslpipe sensors build --pages "
-                "reads all"
+                "several pages, of which the first is used (sslpipe sensors build --pages reads "
+                "all)"
             )
-        elif image.format != "TIFF" and getattr(image, "is_animated", False):
-            remarks.append("are animated; the first frame is used")
+        elif image_kind(raw) != "jpg" and getattr(image, "is_animated", False):
+            remarks.append("several frames, as of an animation, of which the first is used")
         if not on_background and _with_alpha(raw) is not None:
             alpha = image.convert("RGBA").getchannel("A")
             if alpha.tobytes().strip(b"\xff"):
                 remarks.append(
-                    "have transparent parts, which show what is stored under them, mostly black; "
-                    "build with --background white --overwrite to put them on white"
+                    "transparent parts, which show what is stored under them, mostly black (build "
+                    "with --background white --overwrite to put them on white)"
                 )
     except Exception:  # decoders mend damage that headers of the same bytes show
         return []
@@ -133,7 +140,7 @@ def downscale(raw: bytes, shorter_px: int) -> bytes:
 
 
 def _open_other(raw: bytes) -> NDArray[np.uint8]:
-    """Decode a BMP, GIF, PPM or TIFF to (h, w) grey or (h, w, 3) RGB."""
+    """Decode a BMP, GIF, PPM, TIFF, AVIF or HEIC to (h, w) grey or (h, w, 3) RGB."""
     with _readable():
         image = ImageOps.exif_transpose(_open(raw, _OTHER_FORMATS))
         if image.mode.startswith("I;16"):
@@ -162,11 +169,18 @@ def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
     """Open an image of a size that is allowed, not yet decoded."""
     if len(raw) > MAX_BYTES:
         raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
+    if "HEIF" in formats and "HEIF" not in Image.OPEN:
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
     try:
         image = Image.open(io.BytesIO(without_text(raw)), formats=formats)
     except UnidentifiedImageError:  # its text is the address of the bytes
+        said = looks_like(raw)
         more = "; sslpipe sensors build reads other TIFFs" * (raw[:2] in (b"II", b"MM"))
-        raise BadSample(f"not a readable image: {looks_like(raw)}{more}") from None
+        if said.endswith("HEIC") and not READS_HEIC:
+            more = "; pip install pillow-heif reads it"
+        raise BadSample(f"not a readable image: {said}{more}") from None
     if image.width * image.height > MAX_PIXELS:
         raise BadSample(f"{image.width} x {image.height} px is more than {MAX_PIXELS} px")
     return image

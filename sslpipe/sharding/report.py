@@ -37,7 +37,7 @@ class Group(BaseModel):
     """Files or samples of one kind, with one of them."""
 
     model_config = ConfigDict(frozen=True)
-    what: Text  # as in "hidden files and folders", "are animated: the first frame is used"
+    what: Text  # as in "hidden files and folders", "animated; the first frame is used"
     count: int
     example: Text = ""
     kind: Text = ""  # one of several of `what`, such as .heic of "files of other kinds"
@@ -82,7 +82,7 @@ class Report(BaseModel):
     splits: dict[Text, SplitCounts]
     left_out: list[Group] = []
     looked_at: int = 0  # images that were decoded for the next
-    images: list[Group] = []  # samples that lose something, or are unusual: "are CMYK, ..."
+    images: list[Group] = []  # samples that lose something, or are unusual: "CMYK, ..."
     doubts: list[Text] = []  # what looks like a slip, a sentence each
 
     def lines(self) -> list[str]:
@@ -100,8 +100,8 @@ class Report(BaseModel):
                 line += f", {split.unlabelled:,} without a label"
             lines.append(line)
         lines += [f"skipped: {line}" for line in _group_lines(self.left_out)]
-        of = f" of {counted(self.looked_at, 'image')}" if self.looked_at else " images"
-        lines += _group_lines(self.images, of)
+        of = f" of {self.looked_at:,}" if self.looked_at else ""
+        lines += [f"images: {line}" for line in _group_lines(self.images, of)]
         lines += [f"look at this: {doubt}" for doubt in self.doubts]
         if len(lines) > MOST_LINES:
             more = len(lines) - MOST_LINES
@@ -121,7 +121,7 @@ def _group_lines(groups: Sequence[Group], of: str = "") -> list[str]:
         kinds = [f"{_name(each.kind)} {each.count:,}" for each in own if each.kind]
         listed = f" ({', '.join(kinds[:MOST_KINDS])}{', ...' * (len(kinds) > MOST_KINDS)})"
         example = f", such as {_name(own[0].example)}" if own[0].example else ""
-        lines.append(f"{counts[what]:,}{of} {what}{listed * bool(kinds)}{example}")
+        lines.append(f"{what}: {counts[what]:,}{of}{listed * bool(kinds)}{example}")
     return lines
 
 

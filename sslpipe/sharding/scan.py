@@ -27,7 +27,7 @@ from sslpipe.sharding.sources import open_file
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
-DOTS = "have several dots in their names, at whose first a webdataset key ends; each is a sample"
+DOTS = "several dots in their names, at whose first a webdataset key ends; each is a sample"
 OFFSETS = "offsets"  # folder beside dataset.json, of tars that lie elsewhere
 _LABEL_BYTES = 32
 _LONGEST_NAME = 4096  # of a path on Linux
@@ -156,7 +156,10 @@ def index_tar(
     scan = scan_tar(path, suffixes)
     if not scan.samples:
         wanted = "KEY.jpg, KEY.png or KEY.webp; images in KEY.npy need --channels NAME,..."
-        there = "; ".join(f"{each.count:,} {each.what} {each.kind}" for each in scan.left_out)
+        there = "; ".join(
+            f"{each.what}{' ' * bool(each.kind)}{each.kind}: {each.count:,}"
+            for each in scan.left_out
+        )
         raise DataError(
             f"{path} has no member {wanted if suffixes == IMAGE_SUFFIXES else 'KEY.npy'}; it has: "
             f"{there or 'nothing'}"

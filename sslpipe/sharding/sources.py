@@ -20,12 +20,15 @@ from numpy.typing import NDArray
 from sslpipe.data.columns import Kind
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import forward_slashes, open_regular
+from sslpipe.sharding.members import READS_AVIF, READS_HEIC
 from sslpipe.sharding.report import Group, group_kinds
 from sslpipe.sharding.split_names import split_of
 
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif"),
     *(".ppm", ".pgm", ".bmp", ".tif", ".tiff"),
+    *([".avif"] if READS_AVIF else []),
+    *([".heic", ".heif"] if READS_HEIC else []),
 )
 # of other files, which `sslpipe sensors build` reads
 SENSOR_SUFFIXES = (".npy", ".npz", ".dcm", ".dicom", ".nii", ".nii.gz", ".btf", ".tf8")

@@ -412,7 +412,7 @@ def _encode(plan: SplitPlan, number: int) -> tuple[str, bytes, NDArray[np.int64]
     original = raw = source.images.read(number)
     if layout.arrays is not None:
         raw, has_nan = without_nan(raw, layout.arrays.reading.nan)
-        remarks = ["have NaN or infinite values, replaced"] * has_nan
+        remarks = ["NaN or infinite values, replaced"] * has_nan
         return "npy", raw, np.zeros((3, 1), np.int64), remarks  # measured once all is written
     if layout.background is not None:
         raw = flatten(raw, layout.background)

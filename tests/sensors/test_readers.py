@@ -462,7 +462,7 @@ def test_bad_files_are_skipped_and_nan_replaced_where_that_is_asked_for(tmp_path
     assert "skipped: text.tif: not an image of a known format: it starts with b'no image'" in said
     assert len(members(tmp_path / "a")) == 1
     build(root, *words, "--nan", -9, out="b")
-    assert "1 of 2 images have NaN or infinite values, replaced" in capsys.readouterr().out
+    assert "NaN or infinite values, replaced: 1 of 2" in capsys.readouterr().out
     found = members(tmp_path / "b")["00000001-holes"][..., 0]
     np.testing.assert_array_equal(found, np.where(np.isnan(holes), np.float32(-9), holes))
 

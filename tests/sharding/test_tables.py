@@ -143,7 +143,7 @@ def test_missing_files_end_the_build_with_a_count_or_are_skipped_and_listed(
     assert "--skip-missing" in message
     assert not out.exists()
     assert run(*words, "--skip-missing") == 0
-    assert f"skipped: 2 missing files, listed in {out / 'missing.txt'}" in capsys.readouterr().err
+    assert f"skipped: missing files: 2, listed in {out / 'missing.txt'}" in capsys.readouterr().err
     assert (out / "missing.txt").read_text() == "train\t1.png\ntrain\t4.png\n"
     assert sorted(load_index(out).split("train").labels.tolist()) == [0, 0, 1, 1]
     # when they are there again, nothing is missing
