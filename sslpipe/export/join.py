@@ -7,7 +7,13 @@ from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.data.image_type import hex_colour
 from sslpipe.errors import UserError
 from sslpipe.export.model import FrozenBackbone, freeze
-from sslpipe.models.backbones import JOIN, JoinedBackbone, backbone_settings, build_backbone
+from sslpipe.models.backbones import (
+    JOIN,
+    Backbone,
+    JoinedBackbone,
+    backbone_settings,
+    build_backbone,
+)
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.transfer import copy_weights
 from sslpipe.weights.views import scaled_resize
@@ -60,6 +66,21 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     view = JoinedView([model.view for model in models])
     facts = {"name": name, "init": init}
     return freeze(backbone, component, view, facts, image=models[0].config.image)
+
+
+def first_part(joined: FrozenBackbone) -> FrozenBackbone:
+    """Return the first part of a join alone; its facts have its `part`, a sentence."""
+    assert isinstance(joined.backbone, JoinedBackbone)
+    assert isinstance(joined.view, JoinedView)
+    tree = dict(joined.config.backbone.arguments["parts"][0])
+    del tree["crop_px"]
+    part = next(joined.backbone.network.children())
+    assert isinstance(part, Backbone)
+    notes = joined.config.facts.get("init", {}).get("notes", ["the first"])
+    facts = {"part": notes[0]}
+    view = next(joined.view.views.children())
+    assert isinstance(view, EvalView)
+    return freeze(part, backbone_settings(**tree), view, facts, image=joined.config.image)
 
 
 def _describe(model: FrozenBackbone) -> str:

@@ -6,10 +6,15 @@ from typing import Any
 
 from sslpipe.errors import UserError, WeightsError
 from sslpipe.export.folder import read_folder
+from sslpipe.export.join import first_part
 from sslpipe.export.load import load_backbone
 from sslpipe.export.model import FrozenBackbone
 from sslpipe.export.start import KEPT, init_facts, with_channels
+from sslpipe.models.backbones import JOIN
 from sslpipe.recipe.base import RunRecipe, Weights
+from sslpipe.weights.source import parse_source
+
+LARGER = 1.5  # evaluated images than training views, tune.eval_crop_px = "auto"
 
 
 def open_init(
@@ -21,6 +26,8 @@ def open_init(
     run_dir: Path | None = None,
 ) -> FrozenBackbone | None:
     """Load the weights that a run is to start from; None: random ones, or it keeps its own.
+
+    Of an export that is a join the first part is taken, of a flattened one the network.
 
     Args:
         recipe: Its views count; its [backbone], where weights of another program fit it.
@@ -42,7 +49,12 @@ def open_init(
         chosen = checkpoint or weights  # of a run: is it the one that was taken?
         if kept == str(source) and not (chosen and Path(source).exists()):
             return None  # it may have gone since, and a hub may be out of reach
-    crop_px = recipe.tune.eval_crop_px or recipe.augment.arguments.get("crop_px")
+    crop_px = recipe.augment.arguments.get("crop_px")
+    if recipe.tune.eval_crop_px == "auto":
+        named_px = parse_source(source).px  # an export and a run have their own in any case
+        crop_px = None if named_px or crop_px is None else round(LARGER * crop_px)
+    elif recipe.tune.eval_crop_px is not None:
+        crop_px = recipe.tune.eval_crop_px
     component = recipe.backbone and with_channels(recipe.backbone, None)  # see `fit_channels`
     load = partial(
         load_backbone,
@@ -60,9 +72,11 @@ def open_init(
             model = load()
         except UserError:
             raise error from None
+    if model.config.backbone.kind == JOIN and parse_source(source).scheme != JOIN:
+        model = first_part(model)
     facts = model.config.facts
     if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter
         report: dict[str, Any] = {"source": str(source), "format": "sslpipe"}
-        report |= {key: facts[key] for key in ("name", "step", "weights") if key in facts}
+        report |= {key: facts[key] for key in ("name", "step", "weights", "part") if key in facts}
         model.update_config(facts={"init": report})
     return model

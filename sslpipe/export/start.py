@@ -125,7 +125,7 @@ class Start:
         weights, it resizes as they are used to.
         """
         mean_std = normalisation(recipe.augment, index.manifest.mean, index.manifest.std)
-        crop_px = recipe.tune.eval_crop_px or crop_px
+        crop_px = int(recipe.tune.eval_crop_px or crop_px)
         if self.weights is None or self.weights.view.crop_px != crop_px:
             return eval_view_for(crop_px, mean=mean_std["mean"], std=mean_std["std"])
         own = self.weights.view.config()
@@ -147,9 +147,10 @@ class Start:
         frozen = f", frozen for the first {first} steps" if first else ""
         source = f"{facts['source'] or 'a model'} (sha256 {facts['weights_sha256'][:16]})"
         kind = "averaged weights" if facts.get("weights") == "ema" else "weights"
+        part = f", its part {facts['part']}" if "part" in facts else ""
         channels = facts.get("channels", ())
         fitted = f", the first layer fitted to {', '.join(channels)}" if channels else ""
-        return f"; {kind} of {source}{fitted}{frozen}"
+        return f"; {kind} of {source}{part}{fitted}{frozen}"
 
     def remark(self, recipe: RunRecipe) -> str | None:
         """Return which settings of a [backbone] as it was given the weights replace, if any."""
@@ -286,10 +287,12 @@ def with_init(
         )
     changes: dict[str, Any] = {"backbone": component.model_dump(), "init": sha256}
     if init_from is not None:
+        if recipe.tune.eval_crop_px == "auto":
+            changes["tune"] = {**recipe.tune.model_dump(), "eval_crop_px": init_from.view.crop_px}
         changes["augment"] = {**_own_view(recipe, init_from, index), **recipe.augment.model_dump()}
     tree = {**recipe.model_dump(), **changes}
     fitted = type(recipe).model_validate(tree, context="recorded")  # its words were checked
-    eval_crop_px = fitted.tune.eval_crop_px
+    eval_crop_px: Any = fitted.tune.eval_crop_px
     crop_px: Any = fitted.augment.arguments.get("crop_px")
     if eval_crop_px is not None and not _takes_both_sides(component, crop_px, eval_crop_px, "meta"):
         raise RecipeError(

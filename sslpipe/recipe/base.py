@@ -117,10 +117,11 @@ class Tune(Settings):
     """Weight decay of the backbone towards the weights that it started from, instead of
     optim.weight_decay towards 0 (L2-SP, Li et al. 2018, arXiv:1802.01483); of the same
     parameters."""
-    eval_crop_px: Pixels | None = None
-    """Side of the images in evaluations, and of the export; none: augment.crop_px. Random crops
-    show objects larger than whole images do (FixRes, Touvron et al. 2019, arXiv:1906.06423). Not
-    for networks built for one size, such as ViTs."""
+    eval_crop_px: Pixels | Literal["auto"] | None = None
+    """Side of the images in evaluations, and of the export; none: augment.crop_px. auto: that of
+    the export or run that --init names, or PX of SOURCE@PX; of other weights 1.5 times
+    augment.crop_px. Random crops show objects larger than whole images do (FixRes, Touvron et al.
+    2019, arXiv:1906.06423). Not for networks built for one size, such as ViTs."""
 
 
 class RunConfig(Settings):

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.index import Split
+from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import OnBad
 from sslpipe.errors import DataError, UserError, one_line
 from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
@@ -70,6 +71,24 @@ def load_candidate(source: str, taken: Collection[Candidate], device: str) -> Ca
         if one.identity == other.identity:
             raise UserError(f"it is {other.name} again: the same weights and view")
     return one._replace(ms=_milliseconds(one.model, device))
+
+
+def labels_seen(sources: Iterable[str], index: DatasetIndex, split: str) -> NDArray[np.int64]:
+    """Return the labels of this split by which a candidate was trained, sorted.
+
+    A source that cannot be read has none; it is reported where it is loaded.
+    """
+    seen: set[int] = set()
+    for source in sources:
+        if parse_source(source).scheme != "sslpipe":
+            continue
+        with suppress(UserError):
+            facts = load_backbone(source).config.facts
+            labels = facts.get("classes_seen", [])
+            if labels and facts["recipe"]["data"]["split"] == split:
+                is_same = index.has_sha256(facts["data"]["index_sha256"])
+                seen.update(labels if is_same else [])
+    return np.array(sorted(seen), np.int64)
 
 
 @torch.no_grad()

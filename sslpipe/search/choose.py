@@ -216,6 +216,12 @@ def ranking_from(file: Path, identity: Mapping[str, Any]) -> list[Ranked]:
     return ranking.rows if ranking.identity == _identity(identity) else []
 
 
+def best_first(parts: Parts, ranked: Sequence[Ranked]) -> Parts:
+    """Order the parts of a row, the one that is best alone first: training takes that one."""
+    places = {row.parts: place for place, row in reversed([*enumerate(ranked)])}
+    return tuple(sorted(parts, key=lambda name: places[name,]))
+
+
 def _identity(given: Mapping[str, Any]) -> Any:
     """Add the rules to what is ranked, and write it as JSON has it."""
     rules = {"powers": POWERS, "unlabelled": UNLABELLED_POWER, "by": CHOSEN_BY}

@@ -33,6 +33,7 @@ PICKLED = ["*.json", "*.bin", "*.pth"]  # read as tensors only, where there is n
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 INDEX = "dataset.json"  # of a folder of shards
 OF_SSLPIPE = ("recipe.json", "config.json")
+INSIDE = "backbone"  # folder of an export, in the folder of a command that wrote more than one
 MOST_JSON_BYTES = 2**26
 _OF_OTHERS = {"architecture", "architectures", "model_type"}  # keys of timm and transformers
 _SIZED = re.compile(r"(.+)@([0-9]{1,5})", re.DOTALL)
@@ -102,6 +103,9 @@ def parse_source(text: str | Path) -> Source:
             (path / "recipe.json").is_file()
             or ((path / "config.json").exists() and is_export(path / "config.json"))
         )
+        config = path / INSIDE / "config.json"
+        if kind is None and not ours and config.is_file() and is_export(config):
+            return Source(text, "sslpipe", config.parent)
         if not ours:
             weights_file(path)
         return Source(text, "sslpipe" if ours else "path", path, kind)

@@ -20,7 +20,7 @@ from sslpipe.export import write
 from sslpipe.export.join import at_size
 from sslpipe.export.load import freeze, load_backbone
 from sslpipe.export.named import open_init
-from sslpipe.export.start import with_init
+from sslpipe.export.start import Start, with_init
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.weights.source import parse_source
@@ -223,3 +223,31 @@ def test_a_config_of_a_stranger_is_refused_in_one_line(exported, tmp_path, chang
     (tmp_path / "config.json").write_text(json.dumps(tree))
     with pytest.raises(ExportError, match=rf"config\.json|{tmp_path.name}: "):
         load_backbone(tmp_path)
+
+
+def test_training_from_an_export_of_a_join_takes_its_first_part(files, index, tmp_path):
+    write.export_model(
+        load_backbone(f"{files[0]}@96+{files[2]}@64"), tmp_path / "backbone", ["safetensors"]
+    )
+    recipe = load_recipe(
+        RECIPES / "my_images_small.toml", ["augment.crop_px=32", "tune.eval_crop_px=auto"]
+    )
+    part = load_backbone(f"{files[0]}@96")
+    for folder in (tmp_path / "backbone", tmp_path):  # the folder that has it inside, too
+        given = open_init(recipe, folder)
+        assert given.config.weights_sha256 == part.config.weights_sha256
+        assert given.view.config() == part.view.config()
+        start = Start.find(given, index)
+        resolved = start.resolve(recipe, index)
+        assert resolved.tune.eval_crop_px == 96
+        assert start.view(resolved, index, 32).crop_px == 96
+        assert "96 px" in start.describe(resolved.tune)  # says which part
+
+
+@pytest.mark.parametrize(("source", "px"), [("{}", 48), ("{}@80", 80)])
+def test_the_evaluations_size_is_that_of_the_source(files, index, source, px):
+    recipe = load_recipe(
+        RECIPES / "my_images_small.toml", ["augment.crop_px=32", "tune.eval_crop_px=auto"]
+    )
+    given = open_init(recipe, source.format(files[0]))
+    assert with_init(recipe, given, index).tune.eval_crop_px == px

@@ -91,6 +91,24 @@ def test_a_ruinous_run_ends_with_its_starts_weights_and_says_so(
 
 
 @pytest.mark.promise(15)
+@pytest.mark.parametrize("module", [runs, finetunes], ids=["pretraining", "fine-tuning"])
+def test_ruin_is_undone_at_the_size_of_the_source(data, start, tmp_path, module):
+    plain = ("embedding={normalize=true}",) if module is finetunes else ()
+    recipe = recipe_of(tmp_path, module, *RUIN, *plain, "tune.eval_crop_px=auto")
+    source = load_backbone(f"{start}@24")
+    state = run_of(module, recipe, data, tmp_path / "run", f"{start}@24")
+    assert state.best.step == 0
+    # the start was scored as it is used: at its own size
+    split = data.split("train")
+    ids = held_out(recipe, *labelled_split(recipe, data)).ids if module is finetunes else None
+    taken = load_backbone(tmp_path / "run")
+    assert taken.view.config() == source.view.config()
+    rows = [embed(one.backbone, one.view, split, ids=ids, canvas_px=16) for one in (taken, source)]
+    features = [torch.nn.functional.normalize(each.features, dim=1) for each in rows]
+    torch.testing.assert_close(*features, rtol=0, atol=1e-5)
+
+
+@pytest.mark.promise(15)
 def test_without_labels_a_tenth_is_held_out_and_found_by_the_other_view(start, tmp_path):
     data = load_index(write_dataset(tmp_path / "data", (24,) * 8, labelled=False))
     state = run_of(runs, recipe_of(tmp_path, runs), data, tmp_path / "run", start)

@@ -12,13 +12,19 @@ from safetensors.torch import load_file, save_file
 
 import sslpipe
 import sslpipe.evaluation.embed
+from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_backbone
-from sslpipe.search.candidates import sample_ids
+from sslpipe.export.named import open_init
+from sslpipe.recipe import load_recipe
+from sslpipe.search.candidates import labels_seen, sample_ids
+from sslpipe.search.choose import rank_with_labels
 from sslpipe.search.chosen import write_chosen
 from tests.helpers.dataset import write_dataset
+from tests.helpers.finetunes import write_recipe
+from tests.helpers.runs import forget_accelerator
 from tests.search.test_cli_gallery import write_model
 
 pytestmark = pytest.mark.usefixtures("proved_here")
@@ -117,8 +123,14 @@ def test_a_folder_of_images_is_answered_and_the_named_commands_work(
     assert [str(photos / names[place]) for place in order] == [str(path) for path in paths]
     found = cosines(embedded.features[order])
     torch.testing.assert_close(found, cosines(features), rtol=0, atol=1e-4)
+    assert commands[1][commands[1].index("--init") + 1] == str(out)
     single = next(row["parts"][0] for row in tree["rows"] if len(row["parts"]) == 1)
-    assert commands[1][commands[1].index("--init") + 1] == sources(models)[single]
+    if len(parts) == 1 or single in parts:  # what training takes is the best of the join's parts
+        recipe = load_recipe(write_recipe(tmp_path))
+        given = open_init(recipe, out)
+        alone = load_backbone(sources(models)[single if len(parts) > 1 else parts[0]])
+        assert given.config.weights_sha256 == alone.config.weights_sha256
+        assert given.view.crop_px == alone.view.crop_px
     # the same command reads all and embeds nothing
     monkeypatch.setattr(sslpipe.evaluation.embed, "embed", None)
     again, _ = call(*words)
@@ -267,3 +279,44 @@ def test_a_strong_flattening_of_few_images_is_warned_of(models, tmp_path, power,
     doubt = write_chosen(tmp_path / "out", str(models[0]), rows, split, power)
     assert (doubt is not None) == (power == 1 and count <= model.num_features)
     assert (load_backbone(tmp_path / "out").whitening is None) == (power is None)
+
+
+@pytest.mark.promise(14)
+def test_a_run_from_a_choice_joins_the_others_and_is_ranked_on_classes_it_has_not_seen(
+    call, models, tmp_path
+):
+    data = write_dataset(tmp_path / "data", (24,) * 8, classes=24)
+    out = tmp_path / "choice"
+    words = ["choose", *models[:2], "--px", 16, "--px", 24, "--device", "cpu", "--num-workers", 0]
+    call(*words, "--data", data, "--out", out)
+    settings = ["data.validation_classes=10", "tune.eval_crop_px=auto", "run.keep=best"]
+    settings += ["embedding={normalize=true}"]
+    recipe = load_recipe(write_recipe(tmp_path), settings)
+    train(recipe, data, tmp_path / "run", init=out)
+    forget_accelerator()
+    trained = load_backbone(tmp_path / "run")
+    assert trained.view.config()["crop_px"] == open_init(recipe, out).view.crop_px
+    seen = trained.config.facts["classes_seen"]
+    assert len(seen) == 14
+    again = tmp_path / "again"
+    words = ["choose", out, tmp_path / "run", "--device", "cpu", "--num-workers", 0]
+    said, errors = call(*words, "--data", data, "--out", again)
+    tree = json.loads((again / "choice.json").read_text())
+    first = json.loads((out / "choice.json").read_text())["sources"]
+    assert tree["sources"] == [*first, str(tmp_path / "run")]
+    assert "on 5 classes that did not choose it" in said
+    assert "the 10 classes that it has not seen rank" in errors
+    # the run's own rows are those of features without the labels that it has seen
+    rows = sslpipe.embed(trained, data, "train", device="cpu", num_workers=0)
+    unseen = torch.from_numpy(~np.isin(rows.labels.numpy(), seen))
+    rows = rows._replace(labels=rows.labels.where(unseen, torch.tensor(-1)))
+    name = f"{trained.name}@{trained.view.crop_px}"
+    scores = {row["power"]: row["score"] for row in tree["rows"] if row["parts"] == [name]}
+    expected = rank_with_labels({name: rows}, [(name,)])
+    assert len(scores) == len(expected)
+    for row in expected:
+        assert scores[row.power] == pytest.approx(row.score, abs=1e-3)
+    # another data set's labels are other classes
+    other = write_dataset(tmp_path / "other", (24,) * 8, classes=12)
+    assert not len(labels_seen([str(tmp_path / "run")], load_index(other), "train"))
+    assert not len(labels_seen([str(tmp_path / "run")], load_index(data), "test"))

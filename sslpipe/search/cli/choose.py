@@ -19,10 +19,11 @@ from sslpipe.cli.terminal import (
     working,
 )
 from sslpipe.errors import UserError
-from sslpipe.files import json_text, write_json
+from sslpipe.files import Stored, json_text, read_json, write_json
 from sslpipe.portable import return_freed_memory, write_atomically
 from sslpipe.recipe.kinds import labelled_recipes
 from sslpipe.run.console import SafeConsole
+from sslpipe.weights.source import INSIDE
 
 if TYPE_CHECKING:
     from sslpipe.data.index import Split
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 app = new_app()
 
+CHOICE = "choice.json"  # in the folder of a choice
 BATCH_SIZE = 16  # images at a time: the candidates may be large
 SEED = 0  # of the halves of the classes, and of the images that are taken
 
@@ -42,10 +44,15 @@ SEED = 0  # of the halves of the classes, and of the images that are taken
         "--out out/choice",
         "sslpipe choose timm/resnet50@weights.pth --px 128 --px 224 --data MY_PHOTOS --out "
         "out/choice  # a folder of images, classes by folder",
+        "sslpipe choose out/choice runs/tuned --data out/photos/dataset.json --out out/trained  # "
+        "the run that was trained from out/choice, and joined anew",
     ],
 )
 def choose_weights(
-    sources: Annotated[list[str], argument(f"Candidates: a run, {SOURCES}.", metavar="SOURCE")],
+    sources: Annotated[
+        list[str],
+        argument(f"Candidates: a run, {SOURCES}, or those of an earlier choice.", metavar="SOURCE"),
+    ],
     data: Annotated[str, option("The data set's dataset.json, or a folder of images.")],
     out: Annotated[Path, option("Folder for the page, the numbers and the kept features.")],
     split: Annotated[str, option("The split to choose on; keep test for the end.")] = "train",
@@ -66,12 +73,13 @@ def choose_weights(
 
     With labels of two images or more in each of four classes, half the classes choose and the
     others say what it is worth; without, candidates are ranked by how well they recognise an
-    image's other corner. A candidate that fails is reported and skipped (exit status 2).
+    image's other corner. Classes by which a candidate was trained rank nothing. A candidate that
+    fails is reported and skipped (exit status 2).
     """
     check_folder(out)
     failed: list[str] = []
     wanted = []
-    for source in dict.fromkeys(sources):
+    for source in dict.fromkeys(each for text in sources for each in _candidates_of(text)):
         try:
             check_model(source)
             wanted.append(source)
@@ -80,7 +88,11 @@ def choose_weights(
     if not wanted:
         raise UserError("no candidate can be read")
     data = _shards(data, out)
-    rows = open_data(data, split).split(split)
+    index = open_data(data, split)
+    rows = index.split(split)
+
+    import numpy as np
+    import torch
 
     from sslpipe.cli.inputs import start
     from sslpipe.evaluation.flatten import why_unlabelled
@@ -93,7 +105,14 @@ def choose_weights(
     ids = candidates.sample_ids(rows, most, SEED)
     if len(ids) < len(rows):
         say(f"{len(ids):,} of {len(rows):,} images; --most takes more")
-    lacking = why_unlabelled(rows.labels[ids])
+    # labels by which a candidate was trained rank nothing
+    seen = np.isin(rows.labels, candidates.labels_seen(wanted, index, split))
+    labels = np.where(seen, -1, rows.labels)
+    lacking = why_unlabelled(labels[ids])
+    if seen.any():
+        kept = len(np.unique(labels[labels >= 0]))
+        say(f"a candidate was trained by labels: the {kept} classes that it has not seen rank")
+        lacking = lacking and f"a candidate was trained by the labels, and of others {lacking}"
 
     def embedded(one: "Candidate", view: Any, split: "Split") -> tuple["Embeddings", str]:
         return candidates.embed_kept(
@@ -127,7 +146,7 @@ def choose_weights(
                 views = choose.CornerViews(one.model.view)
                 corners[one.name], _ = embedded(one, views, own_rows)
             one.model.backbone.to("meta")  # its weights are not needed again
-            features[one.name] = made
+            features[one.name] = made._replace(labels=torch.from_numpy(labels[made.ids.numpy()]))
             found[one.name] = one
             keys.append(key)
         except UserError as error:
@@ -137,7 +156,8 @@ def choose_weights(
     # the ranking: read where these features have been ranked before
     sets = candidates.rows_to_rank(found.values())
     identity = {"keys": keys, "sets": sets, "seed": SEED, "labels": lacking is None}
-    ranked = choose.ranking_from(out / "choice.json", identity)
+    identity["seen"] = np.unique(rows.labels[seen]).tolist()
+    ranked = choose.ranking_from(out / CHOICE, identity)
     if not ranked:
         return_freed_memory()
         say(f"rank {len(sets)} rows of {len(found)} candidates")
@@ -151,10 +171,15 @@ def choose_weights(
     parts = ranked[0].parts
     some = (features[name].features[:: len(ids) // 2000 + 1] for name in parts)
     sentences.append(f"{' and '.join(parts)}: {concentration_text(*map(uniformity, some))}.")
-    sentences += filter(None, [choose.too_few(rows.labels[ids])])
-    tree = {**choose.to_json(ranked, identity), "answer": sentences, "skipped": failed}
+    sentences += filter(None, [choose.too_few(labels[ids])])
+    tree = {
+        **choose.to_json(ranked, identity),
+        "answer": sentences,
+        "sources": [one.source for one in found.values()],
+        "skipped": failed,
+    }
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "choice.json", tree)
+    write_json(out / CHOICE, tree)
     page = choice_page(rows, sentences, heads, cells, ranked, features, SEED)
     write_atomically(out / "choice.html", page)
     # the best form of each row; a log file gets lines wide enough
@@ -170,12 +195,13 @@ def choose_weights(
     say(f"{out / 'choice.html'}: the same queries under each")
     # the best row as a backbone, and how to train it further
     best_row = ranked[0]
-    backbone = out / "backbone"
+    together = choose.best_first(best_row.parts, ranked)
+    backbone = out / INSIDE
     with working("choose") as stage:
         doubt = write_chosen(
             backbone,
-            source="+".join(found[name].source for name in best_row.parts),
-            rows=choose.side_by_side(features, best_row.parts),
+            source="+".join(found[name].source for name in together),
+            rows=choose.side_by_side(features, together),
             split=rows,
             power=best_row.power,
             say=stage,
@@ -187,11 +213,24 @@ def choose_weights(
         ["embed", backbone, "--data", data, "--split", split, "--out", f"{backbone}.safetensors"]
     )
     for recipe in labelled_recipes() if lacking is None else ():
-        single = next(row for row in ranked if len(row.parts) == 1)
-        words = ["--init", found[single.parts[0]].source, "--data", data]
-        say_next(["check", recipe, *words], when=", to train it with these labels")
+        say_next(
+            ["check", recipe, "--init", out, "--data", data],
+            when=", to train it with these labels",
+        )
     if failed:
         raise typer.Exit(2)
+
+
+class _Earlier(Stored):
+    """What choice.json says of the candidates."""
+
+    sources: list[str]
+
+
+def _candidates_of(source: str) -> list[str]:
+    """Return the candidates of the folder of an earlier choice; else the source itself."""
+    file = Path(source) / CHOICE
+    return read_json(file, _Earlier).sources if file.is_file() else [source]
 
 
 def _skip(failed: list[str], source: str, error: Exception) -> None:
