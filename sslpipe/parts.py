@@ -22,6 +22,7 @@ from sslpipe.losses import Objective
 from sslpipe.losses.base import takes_groups
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.models.checkpointing import checkpoint_activations
 from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import MomentumPair, averaged
 from sslpipe.models.simclr import SimCLR
@@ -90,6 +91,8 @@ def build_model(recipe: Recipe, crop_px: int, init_from: SavedBackbone | None = 
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
         if init_from is not None:
             copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
+        if recipe.run.activation_checkpointing:
+            checkpoint_activations(backbone, recipe.backbone.kind)
         model = (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
         model.ema = averaged(backbone) if recipe.optim.ema else None
         return model

@@ -16,6 +16,7 @@ from sslpipe.metric_learning.model import EmbeddingQueue, MetricTask
 from sslpipe.metric_learning.neighbours import ClassNeighbours
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.models.checkpointing import checkpoint_activations
 from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import averaged
 from sslpipe.models.transfer import copy_weights
@@ -103,6 +104,8 @@ def build_task(
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
     if init_from is not None:
         copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
+    if recipe.run.activation_checkpointing:
+        checkpoint_activations(backbone, recipe.backbone.kind)
     dim = backbone.num_features
     terms = [("loss", recipe.loss)]
     terms += [(f"also.{n}.loss", term.loss) for n, term in enumerate(recipe.also)]

@@ -166,7 +166,8 @@ class FinetuneRecipe(RunRecipe):
             together=images,
             views=self.views,
             canvas_px=self.data.canvas_px,
-            remedy="sampler.classes_per_batch, sampler.images_per_class",
+            remedy="run.activation_checkpointing = true (networks without BatchNorm), a smaller "
+            "sampler.classes_per_batch or sampler.images_per_class",
         )
 
     @model_validator(mode="after")

@@ -49,6 +49,22 @@ class TransformersTower(nn.Module):
         # position tables of another size are resized by the model itself
         self.resizes = own not in (None, crop_px) and "interpolate_pos_encoding" in known
 
+    def checkpoint_activations(self, enabled: bool) -> bool:
+        """Switch the model's own activation checkpointing; return whether it has any."""
+        model: Any = self.model
+        if not model.supports_gradient_checkpointing:
+            return False
+        # newer versions of transformers say activation, older ones gradient
+        word = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+        if not enabled:
+            getattr(model, f"{word}_checkpointing_disable")()
+            return True
+        try:
+            getattr(model, f"{word}_checkpointing_enable")({"use_reentrant": False})
+        except ValueError:  # no layer of the model has it
+            return False
+        return True
+
     def forward(self, images: Tensor) -> Tensor:
         """Compute features (B, F) of images (B, C, S, S)."""
         options = {"interpolate_pos_encoding": True} if self.resizes else {}

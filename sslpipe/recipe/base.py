@@ -157,6 +157,10 @@ class RunConfig(Settings):
     """torch.compile's mode for the model; not off: the colour operations of views made on a CPU are
     compiled, too. reduce-overhead: torch replays the model's passes as CUDA graphs, for small
     encoders, which compute faster than the host launches; not with `data.micro_batch`."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of the encoder's blocks for the backward pass, which computes the rest
+    again (also called gradient checkpointing): less memory for one more forward. For networks
+    without BatchNorm: ViT, Swin, ConvNeXt of timm, transformers, open_clip and torchvision."""
     max_bad_steps: Positive = 10
     """Non-finite steps in a row before the run stops."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.05

@@ -214,7 +214,8 @@ class Recipe(RunRecipe):
             together=math.ceil((data.micro_batch or data.batch_size) / world),
             views=2,
             canvas_px=data.canvas_px,
-            remedy="data.micro_batch (the same negatives, a part of the memory) or data.batch_size",
+            remedy="data.micro_batch (the same negatives, a part of the memory), "
+            "run.activation_checkpointing = true (networks without BatchNorm), or data.batch_size",
         )
 
     @model_validator(mode="after")

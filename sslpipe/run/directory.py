@@ -20,7 +20,8 @@ from sslpipe.run.watchdog import Watchdog
 _LESS_MEMORY = (
     "The same command with more processes needs less memory each. Or begin in a new run directory "
     "with data.micro_batch, a part of data.batch_size (pretraining: the same negatives), a smaller "
-    "sampler.classes_per_batch (fine-tuning), or optim.precision = 'bf16'"
+    "sampler.classes_per_batch (fine-tuning), run.activation_checkpointing = true (networks "
+    "without BatchNorm), or optim.precision = 'bf16'"
 )
 
 

@@ -3,8 +3,9 @@
 import math
 import os
 import sys
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.pipeline import BATCHES_AHEAD
 from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
+from sslpipe.models.backbones import Backbone
+from sslpipe.models.checkpointing import checkpoint_activations, checkpointed_blocks
 from sslpipe.portable import free_memory_bytes, memory_is_short, resident_bytes, total_memory_bytes
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.base import RunRecipe
@@ -100,16 +103,11 @@ def estimate_memory(
     weights = sum(tensor.nbytes for tensor in held)
     activations = _MOST_KEPT * views
     if is_counted:
-        small, large = (
-            saved_bytes(
-                encoder,
-                rows=load.views * images,
-                crop_px=crop_px,
-                precision=precision,
-                channels=channels,
-            )
-            for images in _COUNTED
-        )
+        count = partial(saved_bytes, encoder, crop_px=crop_px, precision=precision)
+        if recipe.run.activation_checkpointing:
+            backbone: Any = model.backbone
+            count = partial(checkpointed_bytes, backbone, count)
+        small, large = (count(rows=load.views * n, channels=channels) for n in _COUNTED)
         activations = max(0, small + (large - small) * (load.together - 2) // 2)
     return Memory(
         weights=weights,
@@ -233,10 +231,44 @@ def gib(count: int) -> str:
     return f"{count / 2**10:.0f} KiB"
 
 
+def checkpointed_bytes(backbone: Backbone, count: Callable[..., int], **views: int) -> int:
+    """Count what a forward with activation checkpointing keeps, and what backward makes again.
+
+    That is the activations of one block, the one with the most.
+
+    Args:
+        backbone: With activation checkpointing.
+        count: `saved_bytes` of a model that it is part of.
+        views: Arguments of `saved_bytes`.
+    """
+    kept = count(**views)
+    blocks = checkpointed_blocks(backbone)
+    checkpoint_activations(backbone, "", enabled=False)
+    try:
+        recomputed = count(**views, largest_of=blocks)
+    finally:
+        checkpoint_activations(backbone, "")
+    return kept + recomputed
+
+
 def saved_bytes(
-    model: nn.Module, *, rows: int, crop_px: int, precision: str, channels: int = 3
+    model: nn.Module,
+    *,
+    rows: int,
+    crop_px: int,
+    precision: str,
+    channels: int = 3,
+    largest_of: Sequence[nn.Module] = (),
 ) -> int:
     """Count the bytes that a forward of `rows` views keeps for backward; the model stays as it is.
+
+    Args:
+        model: Takes the views.
+        rows: How many.
+        crop_px: Their side.
+        precision: As in `estimate_memory`.
+        channels: Of the views.
+        largest_of: Modules of the model: count what the one of them keeps that keeps the most.
 
     Raises:
         RecipeError: The network cannot take such views, or keeps more than the machine has.
@@ -244,7 +276,7 @@ def saved_bytes(
     shape = (rows, channels, crop_px, crop_px)
     try:
         with torch.random.fork_rng(devices=[]):
-            return _kept_by_forward(model, shape, precision)
+            return _kept_by_forward(model, shape, precision, largest_of)
     except RecipeError:
         raise
     except Exception as error:  # a network may fail in any way
@@ -256,7 +288,9 @@ def saved_bytes(
         ) from error
 
 
-def _kept_by_forward(model: nn.Module, shape: tuple[int, ...], precision: str) -> int:
+def _kept_by_forward(
+    model: nn.Module, shape: tuple[int, ...], precision: str, largest_of: Sequence[nn.Module]
+) -> int:
     """Run a forward on copies of the model's state, and count what autograd saves."""
     most = total_memory_bytes()
     kept: dict[int, Tensor] = {}  # the tensors stay alive, so no address is used twice
@@ -273,6 +307,15 @@ def _kept_by_forward(model: nn.Module, shape: tuple[int, ...], precision: str) -
 
     def size() -> int:
         return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+    before: dict[nn.Module, int] = {}
+    by_module = dict.fromkeys(largest_of, 0)
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        before[module] = size()
+
+    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+        by_module[module] += size() - before[module]
 
     def pack(tensor: Tensor) -> Tensor:
         if address(tensor) not in own and address(tensor) not in kept:
@@ -291,10 +334,14 @@ def _kept_by_forward(model: nn.Module, shape: tuple[int, ...], precision: str) -
     autocast = torch.autocast("cpu", dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST)
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
     modes = {module: module.training for module in model.modules()}
+    handles = [module.register_forward_pre_hook(enter) for module in largest_of]
+    handles += [module.register_forward_hook(leave) for module in largest_of]
     try:
         with hooks, autocast:
             torch.func.functional_call(model.train(), state, (views,))
     finally:
+        for handle in handles:
+            handle.remove()
         for module, mode in modes.items():
             module.training = mode
-    return size()
+    return max(by_module.values()) if by_module else size()
