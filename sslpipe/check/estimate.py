@@ -17,7 +17,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import concentration_text, uniformity
 from sslpipe.precision import AUTOCAST
-from sslpipe.recipe import Recipe
+from sslpipe.recipe import RunRecipe
 from sslpipe.run.accelerator import training_device
 from sslpipe.run.plan import Plan
 
@@ -29,33 +29,35 @@ _EFFICIENCY = 0.8  # of threads that share a step: between 0.6 and 1 where measu
 def step_seconds(
     model: Any,
     augment: Any,
-    image_px: int,
-    recipe: Recipe,
+    *,
+    canvas_px: int,
+    batch_size: int,
     precision: str,
     device: torch.device,
     image_type: ImageType = RGB8,
+    cached: bool = False,
 ) -> float:
     """Measure the time of a global step on one process of this machine.
 
-    Views, forward and backward of some images of noise are timed and scaled to the batch; with
-    micro-batches views and forward twice. Loss, optimizer, communication and decoding are not.
+    Views, forward and backward of some images of noise are timed and scaled to the batch. Loss,
+    optimizer, communication and decoding are not.
 
     Args:
-        model: Moved to the device; its buffers change.
+        model: Takes the views alone. It is moved to the device; its buffers change.
         augment: The views.
-        image_px: Side of the decoded images.
-        recipe: Of the run.
+        canvas_px: The longest side of a decoded image.
+        batch_size: Images of a global step.
         precision: fp64, fp32, bf16 or fp16.
         device: Where to compute.
         image_type: Of the images.
+        cached: Time views and forward twice, as gradient caching computes them.
 
     Returns:
         Seconds.
     """
-    batch_size = recipe.data.batch_size
     model = model.to(device, memory_format=torch.channels_last).train()
     augment = augment.to(device)
-    cached = recipe.data.micro_batches > 1
+    image_px = min(canvas_px, augment.crop_px * 8 // 7)
     images = min(4, batch_size)
     measured_s = 0.0
     while True:
@@ -68,6 +70,20 @@ def step_seconds(
         images = min(math.ceil(growth * images), batch_size)
     model.zero_grad(set_to_none=True)
     return measured_s * batch_size / images
+
+
+def time_text(step_s: float, recipe: RunRecipe, precision: str, device: torch.device) -> str:
+    """Return how long a run takes: a step, all of them, and what was timed."""
+    in_all = _duration(step_s * recipe.total_steps)
+    timed = f"one {device.type} process of this machine, without reading, loss and optimizer"
+    return f"{in_all} in all, {step_s:.2g} s/step ({precision}, {timed})"
+
+
+def _duration(seconds: float) -> str:
+    """As "12 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _seconds(device: torch.device, step: Callable[[], None]) -> float:
@@ -142,7 +158,8 @@ def _one_step(
         views = augment(batch, numbers).to(dtype)
         with torch.set_grad_enabled(last), torch.autocast(device.type, kind, enabled=low):
             value = model(views).float().square().mean()
-    value.backward()
+    if value.requires_grad:  # not where only the loss has weights that are trained
+        value.backward()
     float(value.detach())  # waits for the device
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # backward too

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from sslpipe.check.estimate import step_seconds
+from sslpipe.check.estimate import step_seconds, time_text
 from sslpipe.check.mixing import WELL_MIXED, mixing_score
 from sslpipe.check.result import (
     Check,
@@ -26,6 +26,7 @@ from sslpipe.plan import MOST_HELD_OUT, Pretraining
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.accelerator import check_precision, resolve_precision, training_device
+from sslpipe.run.best import watch_text
 from sslpipe.run.memory import Room, check_memory, memory_of_plan
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
@@ -54,23 +55,28 @@ def check_pretraining(plan: Pretraining) -> Check:
     groups = describe_groups(freeze_and_group(model, recipe), model)
 
     # memory and time
-    crop_px = augment.crop_px
-    image_type = plan.index.image_type
     precision = resolve_precision(recipe.optim.precision, device)
     memory = memory_of_plan(plan, parts, precision)
     room = Room.here(device)
     too_much = check_memory(memory, recipe, room)
     if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, room)):
         raise RecipeError(f"with no more than 4 images at a time {alone}")
-    flops = recipe_flops(recipe, model, crop_px)
-    image_px = min(recipe.data.canvas_px, crop_px * 8 // 7)
-    step_s = step_seconds(model, augment, image_px, recipe, precision, device, image_type)
-    how = f"one {device.type} process of this machine, without reading, loss and optimizer"
-    in_all = _duration(step_s * recipe.total_steps)
+    flops = recipe_flops(recipe, model, augment.crop_px)
+    step_s = step_seconds(
+        model,
+        augment,
+        canvas_px=recipe.data.canvas_px,
+        batch_size=recipe.data.batch_size,
+        precision=precision,
+        device=device,
+        image_type=plan.index.image_type,
+        cached=recipe.data.micro_batches > 1,
+    )
 
     rows = [
-        ("time", f"{step_s:.2g} s/step, {in_all} in all ({precision}, {how})"),
+        ("time", time_text(step_s, recipe, precision, device)),
         ("memory", memory_text(memory)),
+        ("watch", watch_text(recipe.run, plan.split.labels_of(plan.watched), views=True)),
         *_size_rows(recipe, parts),
         *order_rows,
     ]
@@ -233,10 +239,3 @@ def _setting_warnings(recipe: Recipe) -> list[str | None]:
                 "tell which keys belong to its queries; use 'global'"
             )
     return [*warnings, warmup_warning(recipe)]
-
-
-def _duration(seconds: float) -> str:
-    """As "12 min"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

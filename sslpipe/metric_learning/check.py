@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from sslpipe.check.estimate import step_seconds, time_text
 from sslpipe.check.result import (
     Check,
     memory_parts,
@@ -17,6 +18,7 @@ from sslpipe.metric_learning.plan import Finetuning
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups
 from sslpipe.run.accelerator import check_precision, resolve_precision, training_device
+from sslpipe.run.best import watch_text
 from sslpipe.run.memory import Room, check_memory, memory_of_plan
 
 
@@ -34,12 +36,24 @@ def check_finetuning(plan: Finetuning) -> Check:
     # the parts; when all are built, the digest covers the source of those from plug-ins
     parts = plan.build(compiled=False)
     task = parts.model
+    if recipe.optim.precision == "fp64":
+        task = task.double()
     remarks = plan.remarks(parts)  # or refused
     digest = plan.identity()["digest"]
     groups = describe_groups(freeze_and_group(task, recipe), task)
     encoder = task.backbone
     precision = resolve_precision(recipe.optim.precision, device)
     memory = memory_of_plan(plan, parts, precision)
+    too_much = check_memory(memory, recipe, Room.here(device))
+    step_s = step_seconds(
+        encoder,
+        parts.augment,
+        canvas_px=recipe.data.canvas_px,
+        batch_size=recipe.sampler.batch_size,
+        precision=precision,
+        device=device,
+        image_type=plan.index.image_type,
+    )
 
     order = plan.order
     sampler = recipe.sampler
@@ -54,7 +68,10 @@ def check_finetuning(plan: Finetuning) -> Check:
     whole_classes = f"images of {classes:,} classes held out"
     what = whole_classes if plan.held_out.whole_classes else "images held out"
     rows = [
+        ("time", time_text(step_s, recipe, precision, device)),
         ("memory", memory_text(memory)),
+        ("watch", watch_text(recipe.run, plan.split.labels_of(plan.watched), views=False)),
+        ("steps", f"{recipe.total_steps:,}"),
         ("batch", f"{images} = {sampler.batch_size} images, {views}"),
         ("embedding", f"{encoder.num_features} features, {length}"),
         ("starts from", start_text(recipe)),
@@ -74,7 +91,7 @@ def check_finetuning(plan: Finetuning) -> Check:
     warnings = [
         *remarks,
         straddle_warning(plan.index, plan.split.name),
-        check_memory(memory, recipe, Room.here(device)),
+        too_much,
         warmup_warning(recipe),
     ]
     return Check(
@@ -85,4 +102,5 @@ def check_finetuning(plan: Finetuning) -> Check:
         warnings=tuple(text for text in warnings if text),
         memory=memory,
         digest=digest,
+        step_seconds=step_s,
     )

@@ -20,6 +20,11 @@ BESIDE = {  # a number -> another one, in which the best may not be below the st
     "holdout_map_at_r": "holdout_recall_at_1",
     "validation_map_at_r": "validation_recall_at_1",
 }
+TITLES = {  # what people read for what decides
+    "holdout_map_at_r": "held-out MAP@R",
+    "validation_map_at_r": "held-out MAP@R",
+    "holdout_view_recall": "held-out view recall",
+}
 
 Values = Mapping[str, float]
 
@@ -142,9 +147,17 @@ class Best:
         return f"no evaluation since step {step} was better by {self.entry.measure}"
 
 
-def measured(values: Values) -> str:
+def measured(values: Mapping[str, float | None]) -> str:
     """Name what an evaluation is compared by: MAP@R, or without labels the other view's recall."""
     return next((name for name in (*LABELLED, UNLABELLED) if name in values), "")
+
+
+def best_score(values: Mapping[str, float | None]) -> float:
+    """Return what an evaluation is compared by, of its better weights; NaN where it has none."""
+    measure = measured(values)
+    scores = (values.get(f"{prefix}{measure}") for prefix in ("", EMA))
+    finite = [score for score in scores if score is not None and math.isfinite(score)]
+    return max(finite, default=math.nan)
 
 
 def can_choose(labels: NDArray[np.int64], *, views: bool) -> bool:
@@ -159,6 +172,29 @@ def can_choose(labels: NDArray[np.int64], *, views: bool) -> bool:
     if len(np.unique(known)) > 1 and with_a_partner(labels):
         return True
     return views and len(labels) > 0
+
+
+def watch_text(config: RunConfig, labels: NDArray[np.int64], *, views: bool) -> str:
+    """Return which number of a run to watch, and whether it decides which weights are kept.
+
+    Args:
+        config: The recipe's [run], resolved.
+        labels: As in `can_choose`.
+        views: As in `can_choose`.
+    """
+    if not len(labels):
+        return "nothing is held out: no score shows whether training helps"
+    held = f"{len(labels):,} held-out images"
+    if not config.monitor_steps:
+        return f"run.monitor_steps = 0: {held} are not scored"
+    if can_choose(labels, views=False):
+        title = TITLES[LABELLED[0]]
+    elif can_choose(labels, views=views):
+        title = TITLES[UNLABELLED]
+    else:
+        return f"no score: {held} of one class, or of classes of one image"
+    kept = "best" if config.keep == "best" else "last"
+    return f"{title} ({held}, every {config.monitor_steps:,} steps); the {kept} weights are kept"
 
 
 def nothing_to_choose_by(

@@ -192,7 +192,15 @@ def test_the_estimated_time_is_a_rows_time_times_the_rows(recipe_of, index, monk
     ):
         recipe = recipe_of(*settings)
         augment = build_augment(recipe, index)
-        seconds = step_seconds(Model(3 * 16 * 16, 2), augment, 16, recipe, precision, cpu)
+        seconds = step_seconds(
+            Model(3 * 16 * 16, 2),
+            augment,
+            canvas_px=16,
+            batch_size=recipe.data.batch_size,
+            precision=precision,
+            device=cpu,
+            cached=recipe.data.micro_batches > 1,
+        )
         assert seconds == pytest.approx(rows_s / share)
     assert threads == [1, 2] * 3
 

@@ -2,8 +2,10 @@
 
 import json
 import re
+import time
 
 import pytest
+import torch
 
 from sslpipe.api import train
 from sslpipe.data.index import load_index
@@ -11,6 +13,7 @@ from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.metric_learning.check import check_finetuning
 from sslpipe.metric_learning.plan import Finetuning
+from sslpipe.models.backbones import Backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
@@ -65,6 +68,37 @@ def test_what_is_checked_is_the_run(tmp_path, data, trained):
     assert result.recipe.total_steps == 8
     assert rows["batch"] == "4 classes x 3 = 12 images, 1 view each"
     assert rows["embedding"] == "8 features, length 1"
+
+
+def test_a_check_begins_with_time_memory_and_what_to_watch(tmp_path, data):
+    """As for pretraining; the time is that of a step of the whole batch."""
+    result = checked(tmp_path, data, "steps=40", "run.monitor_steps=5", "run.keep=best")
+    assert [name for name, _ in result.rows][:3] == ["time", "memory", "watch"]
+    assert result.step_seconds > 0
+    for key in ("43 held-out images", "every 5 steps", "best"):
+        assert key in dict(result.rows)["watch"]
+    frozen = ("tune.backbone=frozen", "embedding={}", "data.validation_classes=0")
+    nothing = checked(tmp_path, data, *frozen)  # only the head is trained: no backward pass
+    assert nothing.step_seconds > 0
+    assert "nothing is held out" in dict(nothing.rows)["watch"]
+
+
+@pytest.mark.parametrize(("overrides", "images"), [(("views=1",), 12), (("views=2",), 24)])
+def test_the_time_is_that_of_all_views_of_a_batch(tmp_path, data, monkeypatch, overrides, images):
+    now_s = 0.0
+    forward = Backbone.forward
+
+    def timed(self, views):  # an image takes 100 ms
+        nonlocal now_s
+        now_s += 0.1 * len(views)
+        return forward(self, views)
+
+    monkeypatch.setattr(time, "thread_time", lambda: now_s)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(Backbone, "forward", timed)
+    result = checked(tmp_path, data, "steps=30", *overrides)
+    assert result.step_seconds == pytest.approx(0.1 * images)
+    assert dict(result.rows)["time"].startswith(f"{0.1 * images * 30:.0f} s in all")
 
 
 def test_a_given_backbone_and_frozen_layers_are_counted(tmp_path, data, trained):
