@@ -84,6 +84,11 @@ def clock(seconds: float) -> str:
     return text.removeprefix("0:").removeprefix("0") if text.startswith("0:") else text
 
 
+def is_due(done: int, interval: int, total: int) -> bool:
+    """Return whether what happens every `interval` steps, and at the end, happens after `done`."""
+    return interval > 0 and (done == total or done % interval == 0)
+
+
 def read_metrics(
     run_dir: Path, kind: str = "train", wanted: type[MetricLine] | None = None
 ) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from sslpipe.models.tuning import ProjectorFirst
-from sslpipe.optim import describe_groups, optimizer_over
+from sslpipe.optim import optimizer_over
 from sslpipe.portable import ignores_hang_up
 from sslpipe.run.accelerator import (
     describe_run,
@@ -207,6 +207,7 @@ def _open_log(plan: Plan[PartsT], held: HeldDirectory, first_step: int) -> Repor
         steps=recipe.total_steps,
         first_step=first_step,
         trackers=recipe.run.trackers,
+        evaluated_every=(recipe.run.monitor_steps or 0) if len(plan.watched) else 0,
         cheaper_steps=recipe.tune.projector_first_steps,
     )
 
@@ -232,15 +233,14 @@ def _listen_for_a_stop(held: HeldDirectory, reporter: Reporter) -> StopRequest:
 
 
 def _announce(run: Run[PartsT], remarks: Sequence[str]) -> None:
-    """Print what begins: machine, data, parameter groups, then warnings."""
+    """Print what begins: machine, data, then warnings."""
     world = run.process.world_size
     recipe = run.recipe
-    start = f"resumed at step {run.first_step}" if run.first_step else "from the start"
+    resumed = f"resumed at step {run.first_step} of " if run.first_step else ""
     run.reporter.say(
         f"{recipe.name}: {world} process{'es' * (world > 1)} on {run.device.type}, "
-        f"{run.precision}; {run.plan.describe()}; {start}, {recipe.total_steps} steps in all"
+        f"{run.precision}; {run.plan.describe()}; {resumed}{recipe.total_steps} steps"
     )
-    run.reporter.say(describe_groups(run.optimizer.param_groups, run.parts.model))
     if ignores_hang_up():
         run.reporter.say("SIGHUP is ignored (nohup): closing the terminal does not stop the run")
     for remark in remarks:

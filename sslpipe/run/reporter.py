@@ -3,6 +3,7 @@
 Rank 0 writes. A tracker is a copy of the numbers, and can never stop a run.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sslpipe.data.reader import Quarantined
 from sslpipe.errors import UserError
 from sslpipe.files import append_lines, json_text, open_log, read_lines
+from sslpipe.run.best import TITLES, best_score, measured
 from sslpipe.run.console import SafeConsole
 from sslpipe.run.health import Alarm
-from sslpipe.run.log import StartedLine, clock, log_files
+from sslpipe.run.log import StartedLine, clock, is_due, log_files, read_metrics
 from sslpipe.run.trackers import Trackers
 
+MOST_WAIT = 5.0  # per cent of the time that a run waits for data before the console says so
 TIMED_S = 600.0  # past seconds that the remaining time is estimated from
 LEAST_TIMED = 3  # steps that an estimate of the time needs
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -67,6 +70,7 @@ class RunLog(Reporter):
         steps: Of the whole run.
         first_step: Where this start begins.
         trackers: Names of TRACKERS.
+        evaluated_every: Steps between evaluations; 0: there are none.
         cheaper_steps: At the start of the run; their time says little of the others'.
     """
 
@@ -81,8 +85,10 @@ class RunLog(Reporter):
         steps: int,
         first_step: int,
         trackers: tuple[str, ...] = (),
+        evaluated_every: int = 0,
         cheaper_steps: int = 0,
     ) -> None:
+        self._evaluated_every = evaluated_every
         self._cheaper_steps = cheaper_steps
         self.console = SafeConsole(stderr=True)
         self.path = run_dir / "metrics.jsonl"
@@ -99,7 +105,14 @@ class RunLog(Reporter):
         self._trackers = Trackers(trackers, run_dir, name=name, config=config, warn=self.warn)
         self._steps = steps
         self._timed_from = first_step
-        self._said_speed = False
+        self._logged_step = first_step
+        self._loss = ""  # as they are shown
+        self._speed = ""
+        self._score = ""
+        self._last_score = math.nan
+        for line in read_metrics(run_dir, "eval"):  # of earlier starts
+            if line["step"] <= first_step:
+                self._read_score(line)
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -129,33 +142,48 @@ class RunLog(Reporter):
     def train(self, step: int, values: Mapping[str, float]) -> None:
         """Write numbers of the steps since the last call, under the number of steps done."""
         self._write(step, "train", values)
-        speed = values["images_per_s"]
-        wait = values["data_wait_percent"]
-        status = f"loss {values['loss']:.4f}  {speed:.0f} images/s  wait {wait:.0f}%"
-        self._progress.update(self._task, status=status)
-        steps_per_s = self._progress.tasks[0].speed  # the first one warms up
-        known = step - self._timed_from > LEAST_TIMED and self._cheaper_steps <= step < self._steps
-        line = f"step {step}/{self._steps}  {status}"
-        if not known or not steps_per_s:
-            self._say_on_a_plain_console(line)
-            return
-        left = f"{clock((self._steps - step) / steps_per_s)} left"
-        self._say_on_a_plain_console(f"{line}  {left}")
-        if not self._said_speed:
-            self._said_speed = True
-            self.say(f"{1 / steps_per_s:.2g} s/step, about {left}")
-
-    def _say_on_a_plain_console(self, text: str) -> None:
-        """Print a line now and then where there is no bar: in a log file."""
-        if not self.console.is_terminal:
-            self.say(text)
+        self._logged_step = step
+        self._loss = f"loss {values['loss']:.4f}"
+        self._speed = f"{values['images_per_s']:.0f} images/s"
+        if (wait := values["data_wait_percent"]) > MOST_WAIT:
+            self._speed += f", waits for data {wait:.0f} % of the time"
+        self._progress.update(self._task, status=self._status())
+        # there is no bar in a log file; where an evaluation follows, the line comes after it
+        if not self.console.is_terminal and not is_due(step, self._evaluated_every, self._steps):
+            self._say_line(step)
 
     def evals(self, step: int, values: Mapping[str, float]) -> None:
         """Write what an evaluation measured; nothing where it measured nothing."""
         if values:
             self._write(step, "eval", values)
-            numbers = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
-            self.say(f"step {step}/{self._steps}  {numbers}")
+            self._read_score(values)
+        if self._logged_step != step:  # the loss is of an earlier one
+            self._loss = ""
+        self._progress.update(self._task, status=self._status())
+        self._say_line(step)
+
+    def _read_score(self, values: Mapping[str, float | None]) -> None:
+        """Take in what an evaluation is compared by, and how it differs from the one before."""
+        score = best_score(values)
+        change = 100 * (score - self._last_score)
+        self._score = ""
+        if not math.isnan(score):
+            trend = "" if math.isnan(change) else f" ({change:+.1f})"
+            self._score = f"{TITLES[measured(values)]} {100 * score:.1f} %{trend}"
+            self._last_score = score
+
+    def _status(self) -> str:
+        """Return loss, held-out score and speed, as far as they are known."""
+        return "  ".join(filter(None, (self._loss, self._score, self._speed)))
+
+    def _say_line(self, step: int) -> None:
+        """Print the line of a step: how far, how well, how fast, how long still."""
+        line = f"step {step}/{self._steps}  {self._status()}"
+        steps_per_s = self._progress.tasks[0].speed  # the first one warms up
+        known = step - self._timed_from > LEAST_TIMED and self._cheaper_steps <= step < self._steps
+        if known and steps_per_s:
+            line += f"  {clock((self._steps - step) / steps_per_s)} left"
+        self.say(line)
 
     def event(self, step: int, kind: str, values: Mapping[str, Any] = NOTHING) -> None:
         """Write that something happened: resumed, skipped a step, collapsed, stopped."""

@@ -24,6 +24,7 @@ from sslpipe.run.directory import HeldDirectory
 from sslpipe.run.gradient_cache import GradientCache
 from sslpipe.run.guard import Decision, StepGuard
 from sslpipe.run.health import Alarms
+from sslpipe.run.log import is_due
 from sslpipe.run.monitoring import Monitor
 from sslpipe.run.plan import PartsT, Plan
 from sslpipe.run.quarantine import Quarantine
@@ -314,6 +315,4 @@ class Run(Generic[PartsT]):
         return done
 
     def _is_due(self, step: int, interval: int) -> bool:
-        """Whether what is done every `interval` steps and at the end is done; 0: never."""
-        is_last = step + 1 == self.recipe.total_steps
-        return interval > 0 and (is_last or (step + 1) % interval == 0)
+        return is_due(step + 1, interval, self.recipe.total_steps)

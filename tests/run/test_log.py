@@ -1,6 +1,8 @@
 import importlib
 import json
+import math
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -40,13 +42,13 @@ def test_of_a_step_logged_twice_the_later_line_counts(tmp_path):
     ("steps", "change", "seconds", "every", "settings", "expected"),
     [
         # the first one warms up; after step 204: 796 others of 2 s
-        (range(200, 1000), 201, (60.0, 2.0), 2, {}, {0: "wait 1%", 1: "26:32 left"}),
+        (range(200, 1000), 201, (60.0, 2.0), 2, {}, {0: "100 images/s", 1: "26:32 left"}),
         # longer than the estimate's window
         (range(20), 0, (None, 700.0), 1, {}, {9: "1:56:40 left"}),
         # other programs end
         (range(500), 50, (8.0, 2.0), 1, {}, {49: "1:00:00 left", 399: "3:20 left"}),
         # cheaper ones tell nothing of the others
-        (range(40), 10, (1.0, 3.0), 5, {"cheaper_steps": 10}, {1: "wait 1%", 2: "1:15 left"}),
+        (range(40), 10, (1.0, 3.0), 5, {"cheaper_steps": 10}, {1: "100 images/s", 2: "1:15 left"}),
     ],
 )
 def test_the_time_to_go_is_told(
@@ -66,8 +68,54 @@ def test_the_time_to_go_is_told(
     lines = [line for line in said if line.startswith("step ")]
     for number, end in expected.items():
         assert lines[number].endswith(f"  {end}")
-    (once,) = [line for line in said if "s/step" in line]
-    assert once.startswith(f"{seconds[1]:.2g} s/step, about ") or steps.stop == 500
+
+
+def test_a_step_is_one_line_on_the_console_and_all_its_numbers_are_in_the_file(tmp_path, capsys):
+    """Loss, the score that weights are chosen by, its change since the last one, and the speed."""
+    first = {"holdout_knn": 0.5, "holdout_map_at_r": 0.25, "holdout_rankme": 7.5}
+    later = {**first, "holdout_map_at_r": 0.3125}
+    log = a_log(tmp_path, evaluated_every=2)
+    for step, score in ((1, None), (2, first), (3, None), (4, later)):
+        log.train(step, {**VALUES, "grad_norm": 3.0})
+        if score is not None:
+            log.evals(step, score)
+    log.evals(5, later)  # of a step that is not logged: no loss
+    log.close()
+    resumed = a_log(tmp_path, first_step=4, evaluated_every=2)
+    resumed.train(5, {**VALUES, "data_wait_percent": 40.0})
+    resumed.close()
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in said] == [f"step {k}/10" for k in (1, 2, 3, 4, 5, 5)]
+    loss = ["loss" in line for line in said]
+    assert loss == [True, True, True, True, False, True]
+    score = [re.findall(r"MAP@R ([0-9.]+) %(?: [(]([^)]+)[)])?", line) for line in said]
+    at_25 = ("25.0", "")
+    at_31 = ("31.2", "+6.2")
+    assert score == [[], [at_25], [at_25], [at_31], [("31.2", "+0.0")], [at_31]]
+    assert all("100 images/s" in line for line in said)
+    assert ["40 %" in line for line in said] == [False] * 5 + [True]  # it waits for data
+    assert not any("rankme" in line or "3.0" in line for line in said)
+    lines = read_metrics(tmp_path, "eval")
+    assert [line["holdout_rankme"] for line in lines] == [7.5] * 3
+    assert read_metrics(tmp_path)[0]["grad_norm"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ({"validation_map_at_r": 0.5, "ema_validation_map_at_r": 0.75}, "MAP@R 75.0 %"),
+        ({"holdout_view_recall": 0.5, "holdout_rankme": 3.0}, "view recall 50.0 %"),
+        ({"holdout_map_at_r": math.nan}, "step 3/10  "),
+        ({"holdout_rankme": 3.0}, "step 3/10  "),
+        ({}, "step 3/10  "),
+    ],
+)
+def test_the_score_on_the_console_is_that_of_the_better_weights(tmp_path, capsys, values, shown):
+    log = a_log(tmp_path)
+    log.evals(3, values)
+    log.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(shown)
 
 
 def test_quarantine_lists_a_sample_once_also_after_a_restart(tmp_path):
