@@ -212,7 +212,7 @@ class MaximumLossMiner(RandomMiner):
 
     rows: Annotated[int, Field(ge=2)]
     """Of a subset."""
-    trials: Annotated[int, Field(ge=1)] = 5
+    trials: Annotated[int, Field(ge=1, le=10_000)] = 5
     """How many subsets."""
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:

@@ -358,6 +358,8 @@ def timm_backbone(
     for key, reason in _NOT_OF_TIMM.items():
         if key in arguments:
             raise RecipeError(f"backbone.{key} cannot be set: the backbone {reason}")
+    if arguments.get("global_pool") == "":
+        raise RecipeError("backbone.global_pool cannot be '': a backbone gives one feature vector")
     for key, value in arguments.items():
         numbers = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(each, int) and each > LARGEST_ARGUMENT for each in numbers):

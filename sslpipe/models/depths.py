@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from sslpipe.errors import RecipeError, did_you_mean
 
+TAPS = "embedding.taps (backbone.embedding_taps)"
+
 
 class DepthEmbedding(nn.Module):
     """Embed what a network gives at several depths, a linear layer each, side by side.
@@ -79,13 +81,13 @@ def embed_depths(
         crop_px: H and W.
 
     Raises:
-        RecipeError: No such module, one that gives no features, or a width that does not part.
+        RecipeError: No such module, one that gives no features, or a width that cannot be divided.
     """
     branches = len(taps) + 1
     if dim is None or dim % branches:
         raise RecipeError(
-            f"embedding.dim = {dim} does not part into the {branches} branches of embedding.taps "
-            f"equally; use {(dim or 128) // branches * branches or branches}"
+            f"embedding.dim = {dim} (backbone.embedding_dim) cannot be divided among the "
+            f"{branches} branches of {TAPS}; use {(dim or 128) // branches * branches or branches}"
         )
     modules = {name for name, _ in network.named_modules() if name}
     for name in taps:
@@ -93,11 +95,11 @@ def embed_depths(
             near = did_you_mean(name, modules)
             outer = sorted(each for each in modules if "." not in each)
             raise RecipeError(
-                f"embedding.taps names {name!r}, which is no module of the network{near}; its "
+                f"{TAPS} names {name!r}, which is no module of the network{near}; its "
                 f"outermost are: {', '.join(outer)}"
             )
     if len({*taps}) < len(taps):
-        raise RecipeError(f"embedding.taps = {list(taps)} names a module twice; name each once")
+        raise RecipeError(f"{TAPS} = {list(taps)} names a module twice; name each once")
     training = network.training
     images = torch.zeros(1, channels, crop_px, crop_px)
     try:
@@ -105,7 +107,7 @@ def embed_depths(
             features = features_at(network.eval(), taps, images)
     except (KeyError, AttributeError, RuntimeError) as error:
         raise RecipeError(
-            f"embedding.taps = {list(taps)}: one of them gives no features of an image; name "
+            f"{TAPS} = {list(taps)}: one of them gives no features of an image; name "
             "stages of the network"
         ) from error
     finally:

@@ -194,7 +194,7 @@ class SubCenterArcFace(ArcFace):
         Deng et al. 2020 (sub-center ArcFace), eq. 3.
     """
 
-    sub_centers: Annotated[int, Field(ge=1)] = 3
+    sub_centers: Annotated[int, Field(ge=1, le=10_000)] = 3
     """Weights a class."""
 
     def setup(self) -> None:
@@ -240,7 +240,7 @@ def shifted_angle(target: Tensor, margin: float, beyond: Beyond) -> Tensor:
 class MultipliedAngle(MarginSoftmax):
     """Use lengths * (lam cos th + psi(th)) / (1 + lam) for the target, see `SphereFace`."""
 
-    m: Annotated[int, Field(ge=1)] = 4
+    m: Annotated[int, Field(ge=1, le=100)] = 4
     """What the angle is multiplied by."""
     lam_first: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """0 is the paper's formula, 1000 what it was trained with."""

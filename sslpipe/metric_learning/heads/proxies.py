@@ -101,7 +101,7 @@ class SoftTriple(Head):
     """The margin."""
     tau: float = 0.2
     """Weight of the second term."""
-    centers: Annotated[int, Field(ge=1)] = 10
+    centers: Annotated[int, Field(ge=1, le=10_000)] = 10
     """K."""
 
     def setup(self) -> None:

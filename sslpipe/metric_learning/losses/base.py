@@ -23,7 +23,7 @@ from sslpipe.precision import wide_dtype
 from sslpipe.registry.part import Derived, Part
 
 Reduction = Literal["mean", "mean_active", "sum", "none"]
-AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+AboveZero = Annotated[float, Field(ge=1e-12, le=1e12)]  # its inverse is a float32, too
 NumClasses = Annotated[int, Field(ge=1), Derived()]
 
 

@@ -54,7 +54,7 @@ class MagnetLoss(MetricLoss):
 
     alpha: float = 1.0
     """The margin; not given in a confirmed source."""
-    clusters_per_class: Annotated[int, Field(ge=1)] = 1
+    clusters_per_class: Annotated[int, Field(ge=1, le=10_000)] = 1
     """A class is parted into so many clusters of the batch's rows by k-means."""
 
     def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
@@ -160,7 +160,7 @@ class HierarchicalTripletLoss(MetricLoss):
     """D of the embeddings."""
     beta: float = 0.1
     """The constant part of the margin."""
-    levels: Annotated[int, Field(ge=1)] = 16
+    levels: Annotated[int, Field(ge=1, le=10_000)] = 16
     """Of the tree."""
     momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
     """The weight of a new batch in the running means."""
