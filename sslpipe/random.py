@@ -5,6 +5,7 @@ variant 13) folded over the integers that name it. It depends on nothing else: n
 the worker, the batch, the platform or a library's version.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def hash_integers(*words: ArrayLike) -> NDArray[np.uint64]:
+def hash_integers(words: Sequence[ArrayLike]) -> NDArray[np.uint64]:
     """Hash each tuple of integers to one uniform 64-bit word, uint64.
 
     words: integers or arrays of them, which broadcast. Order matters: (1, 2) and (2, 1) differ.
@@ -49,11 +50,11 @@ def uniform(
     """
     rows = np.asarray(ids, dtype=np.int64)[:, None]
     numbers = np.arange(lanes) if isinstance(lanes, int) else lanes
-    words = hash_integers(seed, epoch, rows, view, numbers[None, :])  # (n, lanes)
+    words = hash_integers((seed, epoch, rows, view, numbers[None, :]))  # (n, lanes)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def permutation(n: int, *words: int) -> NDArray[np.int64]:
+def permutation(n: int, words: Sequence[int]) -> NDArray[np.int64]:
     """Permute range(n) as `words` say, by the order of hashes; return (n,) int64."""
-    keys: Any = hash_integers(*words, np.arange(n))
+    keys: Any = hash_integers((*words, np.arange(n)))
     return np.argsort(keys, kind="stable").astype(np.int64)

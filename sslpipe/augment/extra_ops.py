@@ -45,7 +45,7 @@ class ExtraOps(nn.Module):
             for place, op in enumerate(self.ops):
                 if number not in self.views[place]:
                     continue
-                word = hash_integers(draws.seed, draws.epoch, sample, number, place)
+                word = hash_integers((draws.seed, draws.epoch, sample, number, place))
                 with torch.random.fork_rng(devices=devices):
                     torch.manual_seed(int(word) >> 1)
                     changed = op(view)

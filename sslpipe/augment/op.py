@@ -188,7 +188,7 @@ def masked_rows(mask: Tensor) -> slice | Tensor | None:
 
 def named_lanes(name: str, count: int) -> range:
     """Return lanes that are a function of a name, far from the built-in ops' and other names'."""
-    first = int(hash_integers(*name.encode())) >> 2  # + count stays an int64
+    first = int(hash_integers(name.encode())) >> 2  # + count stays an int64
     return range(first, first + count)
 
 

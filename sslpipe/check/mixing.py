@@ -20,7 +20,7 @@ def mixing_score(batches: list[NDArray[np.int64]], pool: NDArray[np.int64]) -> f
     rows = len(batches[0])
     uniform: list[NDArray[np.int64]] = []
     while len(uniform) < len(batches):
-        shuffled = pool[permutation(len(pool), _UNIFORM, len(uniform))]
+        shuffled = pool[permutation(len(pool), (_UNIFORM, len(uniform)))]
         uniform += list(shuffled[: len(pool) // rows * rows].reshape(-1, rows))
     return _mean_entropy(batches) / _mean_entropy(uniform[: len(batches)])
 

@@ -66,12 +66,12 @@ def cluster_page(split: Split, rows: Embeddings, clusters: Clusters, seed: int =
             (split.class_name(at), 100 * held / classes.total())
             for at, held in sorted(classes.items(), key=lambda each: (-each[1], each[0]))[:2]
         ]
-        others = own[permutation(len(own), seed, k)][:MEMBERS]
+        others = own[permutation(len(own), (seed, k))][:MEMBERS]
         members = [clusters.central[k], *others[others != clusters.central[k]]][:MEMBERS]
         table.append((int(clusters.sizes[k]), most, ids[members].tolist()))
     pictures = thumbnails(split, [one for *_, members in table for one in members])
     # the map
-    mapped = permutation(len(ids), seed)[:MOST_MAPPED]
+    mapped = permutation(len(ids), (seed,))[:MOST_MAPPED]
     some = np.unique(np.concatenate([clusters.central, mapped]))
     pca = PCA(2, svd_solver="full")
     places = pca.fit_transform(unit_rows(rows.rows(torch.from_numpy(some)).to("cpu")))

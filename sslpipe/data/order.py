@@ -62,7 +62,7 @@ def held_out(labels: Integers, count: int, groups: Integers | None = None) -> In
 
 def lowest_hashes(ids: Integers, count: int) -> Integers:
     """Choose at most `count` ids, always the same ones, sorted."""
-    return np.sort(ids[np.argsort(hash_integers(_HOLDOUT, ids), kind="stable")[:count]])
+    return np.sort(ids[np.argsort(hash_integers((_HOLDOUT, ids)), kind="stable")[:count]])
 
 
 def class_groups(labels: Integers) -> Integers:
@@ -125,7 +125,7 @@ def repeated(groups: Integers, without: Integers) -> Integers:
     return np.flatnonzero(there)
 
 
-def choose_groups(groups: Integers, labels: Integers, fraction: float, *words: int) -> Booleans:
+def choose_groups(groups: Integers, labels: Integers, fraction: float, word: int) -> Booleans:
     """Draw whole groups that hold a share of the samples and of each class; who is in them, (N,).
 
     Classes, and the groups of a class, come in an order drawn by hashes; a group is taken where
@@ -137,7 +137,7 @@ def choose_groups(groups: Integers, labels: Integers, fraction: float, *words: i
         labels: (N,) the class of a group is that of most of its samples. Samples without a label
             (-1) count where none has one; else they go with their group and do not count.
         fraction: The share, in [0, 1].
-        *words: Name the draw.
+        word: Names the draw.
     """
     _, first, numbers = np.unique(groups, return_index=True, return_inverse=True)
     counted = labels >= 0 if (labels >= 0).any() else np.ones(len(labels), bool)
@@ -152,7 +152,7 @@ def choose_groups(groups: Integers, labels: Integers, fraction: float, *words: i
     classes[named] = pairs[1, begins]
     # the draw
     ranked = np.lexsort(
-        (hash_integers(*words, _GROUPS, first), hash_integers(*words, _CLASSES, classes))
+        (hash_integers((word, _GROUPS, first)), hash_integers((word, _CLASSES, classes)))
     )
     chosen = np.zeros(len(first), bool)
     held = 0
@@ -233,8 +233,8 @@ class EpochPlan:
     def __init__(self, order: Order, epoch: int) -> None:
         self.order = order
         self.epoch = epoch
-        shards = permutation(len(order.kept), order.seed, epoch, _SHARDS)
-        offset = int(hash_integers(order.seed, epoch, _OFFSET)) % order.samples
+        shards = permutation(len(order.kept), (order.seed, epoch, _SHARDS))
+        offset = int(hash_integers((order.seed, epoch, _OFFSET))) % order.samples
         ends = np.cumsum(order.kept[shards])
         starts = ends - order.kept[shards]
         # The rotated line: the shard at `offset` gives its later part first, its earlier part last.
@@ -273,7 +273,7 @@ class StreamPlan:
             ends = np.minimum(edges + order.window, high)
             windows.append(np.stack([np.full_like(edges, shard), edges, ends], axis=1))
         unshuffled = np.concatenate(windows)  # (windows, 3): shard, first and last + 1 kept sample
-        shuffle = permutation(len(unshuffled), order.seed, plan.epoch, _WINDOWS, number)
+        shuffle = permutation(len(unshuffled), (order.seed, plan.epoch, _WINDOWS, number))
         self.windows = unshuffled[shuffle]
         self.ends = np.cumsum(self.windows[:, 2] - self.windows[:, 1])  # (windows,) in the stream
         self.window_ids = lru_cache(maxsize=2)(self._window_ids)
@@ -282,7 +282,7 @@ class StreamPlan:
         shard, low, high = self.windows[window].tolist()
         order = self._order
         ids = order.starts[shard] + order.rows(shard, np.arange(low, high))
-        keys = hash_integers(order.seed, self._epoch, _SAMPLES, ids)
+        keys = hash_integers((order.seed, self._epoch, _SAMPLES, ids))
         shuffled: Integers = ids[np.argsort(keys, kind="stable")]
         return shuffled
 

@@ -126,7 +126,7 @@ class Partners:
             if not len(rows):
                 break
             samples = ids[rows]
-            words = hash_integers(self.order.seed, epoch, samples, _PARTNER, attempt)
+            words = hash_integers((self.order.seed, epoch, samples, _PARTNER, attempt))
             places = (words % self._size[samples].astype(np.uint64)).astype(np.int64)
             drawn = self._members[self._begin[samples] + places].astype(np.int64)
             fit = (drawn != samples) & self._differ(self._values_that_differ(samples), drawn)
@@ -140,7 +140,7 @@ class Partners:
             fitting = self._fitting(int(self._begin[sample[0]]), int(self._size[sample[0]]), own)
             fitting = fitting[fitting != sample]
             if len(fitting):
-                word = int(hash_integers(self.order.seed, epoch, sample[0], _LISTED))
+                word = int(hash_integers((self.order.seed, epoch, sample[0], _LISTED)))
                 partners[row] = fitting[word % len(fitting)]
         return partners
 

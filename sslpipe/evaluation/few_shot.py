@@ -84,7 +84,7 @@ def few_shot_knn(
 def few_rows(bank: Embeddings, labels_per_class: int, seed: int, draw: int) -> Tensor:
     """Choose the rows of one draw, sorted, (classes * labels_per_class,) int64."""
     labels = bank.labels.cpu().numpy()
-    members, places = by_class(shuffled(bank, seed, draw), labels)
+    members, places = by_class(shuffled(bank, (seed, draw)), labels)
     chosen = members[places < labels_per_class]
     known, counts = np.unique(labels[chosen], return_counts=True)
     if (lacking := np.flatnonzero(counts < labels_per_class)).size:
@@ -95,10 +95,10 @@ def few_rows(bank: Embeddings, labels_per_class: int, seed: int, draw: int) -> T
     return torch.from_numpy(np.sort(chosen)).to(bank.features.device)
 
 
-def shuffled(rows: Embeddings, *words: int) -> NDArray[np.int64]:
+def shuffled(rows: Embeddings, words: Sequence[int]) -> NDArray[np.int64]:
     """Number the rows in an order of hashes of `words` and of their places among the sorted ids."""
     order = torch.argsort(rows.ids).cpu().numpy()  # so that the rows' own order does not matter
-    return order[permutation(len(order), *words)]
+    return order[permutation(len(order), words)]
 
 
 def by_class(

@@ -100,7 +100,7 @@ def with_matches(labels: NDArray[np.int64]) -> NDArray[np.int64]:
 def halves_of(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Cut the classes that have two images or more in two: those that choose, and the others."""
     known = with_matches(labels)
-    shuffled = known[permutation(len(known), seed)]
+    shuffled = known[permutation(len(known), (seed,))]
     return shuffled[::2], shuffled[1::2]
 
 

@@ -179,9 +179,9 @@ def _draw_partners(
     ends = np.cumsum(partners)
     total = int(ends[-1])
     if total <= 4 * draws:  # all of them, in a hashed order
-        numbers = np.argsort(hash_integers(seed, kind, np.arange(total)), kind="stable")
+        numbers = np.argsort(hash_integers((seed, kind, np.arange(total))), kind="stable")
     else:  # each unordered pair is there twice: few repeat
-        words = hash_integers(seed, kind, np.arange(draws))
+        words = hash_integers((seed, kind, np.arange(draws)))
         numbers = (words % np.uint64(total)).astype(np.int64)
     first = np.searchsorted(ends, numbers, "right")
     return first, numbers - (ends[first] - partners[first])

@@ -109,7 +109,7 @@ def validation_ids(split: Split, classes: int | Sequence[str], names: Sequence[s
     """
     present = np.unique(split.labels[split.labels >= 0])
     if isinstance(classes, int):
-        chosen = present[permutation(len(present), _VALIDATION)[:classes]]
+        chosen = present[permutation(len(present), (_VALIDATION,))[:classes]]
         if classes >= len(present):
             raise RecipeError(
                 f"data.validation_classes = {classes} leaves no class to train on; split "

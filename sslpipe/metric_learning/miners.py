@@ -221,7 +221,7 @@ class MaximumLossMiner(RandomMiner):
         size = len(batch.column_labels) - batch.references
         subsets = []
         for trial in range(self.trials):
-            order = permutation(size, self.seed, int(self.calls), trial)[: self.rows].copy()
+            order = permutation(size, (self.seed, int(self.calls), trial))[: self.rows].copy()
             inside = pairs.negative.new_zeros(len(batch.column_labels))
             inside[torch.from_numpy(order).to(inside.device)] = True
             own = inside[batch.first : batch.first + len(batch.labels), None]

@@ -42,7 +42,7 @@ class Features(NamedTuple):
 
 def mapped_rows(rows: Embeddings, seed: int = 0) -> Embeddings:
     """Return at most MOST_MAPPED rows, by a hash of seed, in the order of the hash."""
-    return rows.rows(torch.from_numpy(permutation(len(rows.ids), seed)[:MOST_MAPPED]))
+    return rows.rows(torch.from_numpy(permutation(len(rows.ids), (seed,))[:MOST_MAPPED]))
 
 
 def unit_rows(rows: Embeddings) -> Floats:

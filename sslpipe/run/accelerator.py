@@ -5,7 +5,7 @@ import platform
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
@@ -175,12 +175,12 @@ def resolve_precision(named: str, device: torch.device) -> str:
     return "bf16" if has_bf16 else "fp32"
 
 
-def seed_torch(device: torch.device, *words: int) -> None:
+def seed_torch(device: torch.device, words: Sequence[int]) -> None:
     """Seed the CPU's and a device's generator, for dropout and the like, by a hash of integers.
 
     torch.manual_seed seeds every kind of device there is: most of a millisecond.
     """
-    seed = int(hash_integers(*words) >> 1)  # a positive int64
+    seed = int(hash_integers(words) >> 1)  # a positive int64
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)

@@ -202,7 +202,7 @@ class Run(Generic[PartsT]):
     def _seed(self, micro_batch: int) -> None:
         """Seed torch's generators, for dropout and the like."""
         words = self.plan.torch_seed(self.last_step, self.process.rank, micro_batch)
-        seed_torch(self.device, *words)
+        seed_torch(self.device, words)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of a loss (), scaled where fp16 needs it."""

@@ -117,13 +117,13 @@ def sample_ids(rows: Split, most: int, seed: int) -> NDArray[np.int64]:
     """
     if len(rows) <= most:
         return np.arange(len(rows), dtype=np.int64)
-    shuffled = permutation(len(rows), seed, 2)
+    shuffled = permutation(len(rows), (seed, 2))
     labels = rows.labels
     members, places = by_class(shuffled[labels[shuffled] >= 0], labels)
     known, counts = np.unique(labels[members], return_counts=True)
     cap = max(FEW, most // max(1, len(known)))
     # classes in random order, as long as they fit
-    order = permutation(len(known), seed, 3)
+    order = permutation(len(known), (seed, 3))
     kept = known[order[np.cumsum(np.minimum(counts, cap)[order]) <= most]]
     own = members[np.isin(labels[members], kept) & (places < cap)]
     unlabelled = shuffled[labels[shuffled] < 0]

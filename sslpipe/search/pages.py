@@ -155,7 +155,7 @@ def choice_page(
     best = best_forms(ranked)
     found = []
     ids = next(iter(features.values())).ids
-    queries = torch.from_numpy(permutation(len(ids), seed, 1)[:QUERIES])
+    queries = torch.from_numpy(permutation(len(ids), (seed, 1))[:QUERIES])
     shown = [ranked[place] for place in best[:MOST_ROWS]]
     for row in shown:
         rows = side_by_side(features, row.parts)

@@ -45,7 +45,7 @@ def choose_ids(
     wrong = [i for i in ids or [] if not 0 <= i < len(split)]
     if wrong:
         raise UserError(f"--ids {wrong[0]} is not in the split's 0 to {len(split) - 1}")
-    chosen: NDArray[np.int64] = np.unique(ids or permutation(len(split), seed)[:count])
+    chosen: NDArray[np.int64] = np.unique(ids or permutation(len(split), (seed,))[:count])
     return chosen
 
 
@@ -165,7 +165,7 @@ def split_rows(index: DatasetIndex, split_name: str) -> list[tuple[str, str]]:
     reader = Reader(split)
     sizes = list[tuple[int, int]]()
     bad = 0
-    for sample_id in np.sort(permutation(len(split), 0)[:SAMPLED]).tolist():
+    for sample_id in np.sort(permutation(len(split), (0,))[:SAMPLED]).tolist():
         try:
             sizes.append(header_size(reader.one(sample_id).image))
         except BadSample:

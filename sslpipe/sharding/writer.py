@@ -137,7 +137,7 @@ def cut_test(
     elif 0 < rounded < len(images):  # both splits have an image
         for label in np.unique(images.labels).tolist():
             members = np.nonzero(images.labels == label)[0]
-            order = permutation(len(members), seed, label)
+            order = permutation(len(members), (seed, label))
             is_test[members[order[: round(fraction * len(members))]]] = True
     else:
         is_test = choose_groups(np.arange(len(images)), images.labels, fraction, seed)
@@ -287,7 +287,7 @@ def _order(
     """
     numbers = source.numbers
     name = zlib.crc32(split.encode())
-    order = numbers[permutation(len(numbers), layout.seed, name)]
+    order = numbers[permutation(len(numbers), (layout.seed, name))]
     if layout.group_by is None:
         return order, np.arange(len(order))
     codes = find_groups(source.columns, layout.group_by, "--group-by")[order]
@@ -302,7 +302,7 @@ def _order(
     piece = np.cumsum(begins) - 1
     # the pieces, shuffled
     rank = np.empty(begins.sum(), np.int64)
-    rank[permutation(len(rank), layout.seed, name, 1)] = np.arange(len(rank))
+    rank[permutation(len(rank), (layout.seed, name, 1))] = np.arange(len(rank))
     shuffled = np.argsort(rank[piece], kind="stable")
     return order[shuffled], np.flatnonzero(begins[shuffled])
 

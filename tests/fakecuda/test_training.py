@@ -93,9 +93,9 @@ def _seeded() -> list[torch.Tensor]:
     for own in (False, True):
         torch.manual_seed(0)
         if own:
-            seed_torch(device, 1, 2, 3)
+            seed_torch(device, (1, 2, 3))
         else:
-            torch.manual_seed(int(hash_integers(1, 2, 3) >> 1))
+            torch.manual_seed(int(hash_integers((1, 2, 3)) >> 1))
         found += [torch.rand(4), torch.cuda.get_rng_state(device)]
     return found
 
