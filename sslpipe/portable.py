@@ -349,13 +349,15 @@ def _cgroup_limits() -> list[tuple[int, int]]:
             continue
         own = root / group.strip("/")
         for folder in (own, *own.parents):
-            limits += _cgroup_limit(folder, *names)
+            limits += _cgroup_limit(folder, names)
             if folder == root:
                 break
     return limits
 
 
-def _cgroup_limit(folder: Path, most: str, used: str, cached: str) -> list[tuple[int, int]]:
+def _cgroup_limit(folder: Path, names: tuple[str, str, str]) -> list[tuple[int, int]]:
+    """Read limit and use, in bytes, by the names of their files and of a line of memory.stat."""
+    most, used, cached = names
     try:
         limit, use = ((folder / name).read_text(encoding="ascii").strip() for name in (most, used))
         fields = (folder / "memory.stat").read_text(encoding="ascii").split()

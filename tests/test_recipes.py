@@ -274,7 +274,7 @@ def test_the_header_of_a_fine_tuning_is_complete_and_its_commands_are_the_progra
 
 @every_metric_recipe
 def test_a_fine_tuning_takes_a_run_of_any_backbone(path, index):
-    component = backbone_settings(kind="small_resnet", widths=[4, 8])
+    component = backbone_settings("small_resnet", {"widths": [4, 8]})
     view = eval_view_for(32, mean=(0.5,) * 3, std=(0.25,) * 3)
     given = freeze(build_backbone(component, crop_px=32), component, view, {"name": "mine"})
     recipe = with_backbone(load_recipe(path), given, index)
@@ -292,7 +292,9 @@ def test_every_part_of_a_fine_tuning_builds_and_a_batch_passes_through(path, ind
     recipe = with_backbone(load_recipe(path, scratch["overrides"]), None, index)
     augment = recipe.augment.build(mean=(0.5,) * 3, std=(0.25,) * 3)
     assert recipe.data.canvas_px >= augment.crop_px
-    small = backbone_settings(kind="small_resnet", widths=[4], embedding_dim=recipe.embedding.dim)
+    small = backbone_settings(
+        "small_resnet", {"widths": [4], "embedding_dim": recipe.embedding.dim}
+    )
     quick = recipe.model_copy(update={"backbone": small})  # the network itself: test_recipes.py
     task = build_task(quick, augment.crop_px, None, num_classes=6)
     labels = torch.arange(6).repeat_interleave(2)

@@ -149,7 +149,7 @@ def main() -> None:
     index = load_index(str(args.folder / "icons" / "dataset.json"))
     splits = (index.split("train"), index.split(args.split))
     view = EvalView(CROP_PX, CROP_PX)
-    rows = pixel_features(*splits, view=view, canvas_px=CANVAS_PX, num_workers=0)
+    rows = pixel_features(splits, view=view, canvas_px=CANVAS_PX, num_workers=0)
     found: dict[str, dict[int, Found]] = {PIXELS: {0: score(splits[1], rows[1])}}
     for run in runs:
         run_dir = run.folder(args.folder)

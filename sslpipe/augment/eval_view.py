@@ -123,12 +123,12 @@ class EvalView(nn.Module):
             ValueError: Naming argument and value.
             TypeError: These are no arguments of a view.
         """
-        views = config.get("views")
-        if views is None:
+        if "views" not in config:
             return EvalView(**config)
+        views = config["views"]
         if not isinstance(views, list):
             raise TypeError(f"views = {shown(views)} is no list of views")
-        return JoinedView([EvalView(**each) for each in views])
+        return JoinedView([EvalView.from_config(each) for each in views])
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -187,8 +187,11 @@ CHANNELS = Colours(blend_channels_, shift_hue_)  # of what has no hue, none is s
 _GRAPHS = 16
 
 
-def compiled_colours(**options: Any) -> Colours:
-    """Return kernels that are compiled at the first use, once for batches of any size."""
+def compiled_colours(options: Mapping[str, Any]) -> Colours:
+    """Return kernels that are compiled at the first use, once for batches of any size.
+
+    `options` are torch.compile's.
+    """
     return Colours(_Compiled(_blend, options), _Compiled(_shift_hue, options))
 
 
@@ -206,21 +209,16 @@ class _Compiled:
             most = max(_GRAPHS, torch._dynamo.config.recompile_limit)
             torch._dynamo.config.recompile_limit = most
             self._compiled = torch.compile(self._kernel, fullgraph=True, **self._options)
-        rows = [each for each in arguments if isinstance(each, Tensor)]
-        return _on_any_rows(self._compiled, *rows)
+        # .data: of a view the compiler sees what it is a view of, and compiles for each kind
+        rows = [each.contiguous().data for each in arguments if isinstance(each, Tensor)]
+        if len(rows[0]) > 1:  # the compiler takes 1 for a constant
+            for part in rows:
+                torch._dynamo.mark_dynamic(part, 0)
+        return self._compiled(*rows)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but what was compiled."""
         return {**self.__dict__, "_compiled": None}
-
-
-def _on_any_rows(kernel: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    # .data: of a view the compiler looks at what it is a view of too, and compiles for each kind
-    rows = tuple(part.contiguous().data for part in rows)
-    if len(rows[0]) > 1:  # the compiler takes 1 for a constant
-        for part in rows:
-            torch._dynamo.mark_dynamic(part, 0)
-    return kernel(*rows)
 
 
 def _blend(images: Tensor, factor: Tensor, gray: Tensor, mean: Tensor) -> Tensor:

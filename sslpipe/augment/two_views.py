@@ -181,7 +181,7 @@ class FusedViews(BaseViews):
         colours have two ops that are one pass already: they stay as they are.
         """
         if self.rgb:
-            self.colours = pixels.compiled_colours(**options)
+            self.colours = pixels.compiled_colours(options)
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan:
         """Plan the views of a batch. Raises: RecipeError where triton is asked for and cannot."""

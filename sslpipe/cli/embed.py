@@ -72,7 +72,7 @@ def embed(
     files = _files(out, split)
     for file in files.values():
         check_file(file)
-    index = open_data(data, *files)
+    index = open_data(data, files)
 
     from sslpipe.cli.inputs import start
     from sslpipe.distributed import end_processes

@@ -74,7 +74,7 @@ def export(
     formats = tuple(name.strip() for text in format for name in text.split(","))
     images = None
     if data is not None:
-        index = open_data(data, split)
+        index = open_data(data, [split])
         images = index.split(split), index.manifest.name
 
     from sslpipe.export.write import export_model, refusals

@@ -21,7 +21,7 @@ FEATURE_SUFFIXES = (".safetensors", ".npz")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
-def open_data(location: str, *splits: str) -> "DatasetIndex":
+def open_data(location: str, splits: Iterable[str] = ()) -> "DatasetIndex":
     """Read the index of a data set, a path or a URL; check that the files of some splits are there.
 
     Raises: DataError.

@@ -149,7 +149,7 @@ def train(
 
     with made_with(plugins_of(run_dir)):
         loaded = load_recipe(training.recipe, training.overrides or [])
-    index = inputs.open_data(data, loaded.data.split)
+    index = inputs.open_data(data, [loaded.data.split])
     inputs.check_folder(run_dir, "--run-dir")
     if not (run_dir / "init").is_dir():  # else the run keeps its own
         inputs.check_model(training.init)
@@ -195,7 +195,7 @@ def preview(
     """
     chosen = inputs.parse_ids(ids)
     loaded = recorded.load_recipe_or_run(training.recipe, training.overrides or [])
-    index = inputs.open_data(data, loaded.data.split)
+    index = inputs.open_data(data, [loaded.data.split])
     inputs.check_picture(out)
     inputs.check_model(training.init)
 

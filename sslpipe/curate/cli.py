@@ -101,7 +101,7 @@ def duplicates(
         raise UserError(f"{data} has no split; build one with `sslpipe shards build`")
     if len({*names}) < len(names):
         raise UserError(f"--split {' '.join(names)} names a split twice; name each once")
-    index = open_data(data, *names)
+    index = open_data(data, names)
 
     from sslpipe.curate import results
     from sslpipe.curate.duplicates import find_duplicates

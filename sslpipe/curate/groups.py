@@ -53,9 +53,12 @@ class Precision(NamedTuple):
 
 def joined(parts: list[Pairs]) -> Pairs:
     """Join pairs; of one that occurs twice, the first."""
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    _, kept = np.unique(np.stack(columns[:2]), axis=1, return_index=True)
-    return Pairs(*(column[kept] for column in columns))
+    first = np.concatenate([part.first for part in parts])
+    second = np.concatenate([part.second for part in parts])
+    equal = np.concatenate([part.equal for part in parts])
+    score = np.concatenate([part.score for part in parts])
+    _, kept = np.unique(np.stack([first, second]), axis=1, return_index=True)
+    return Pairs(first[kept], second[kept], equal=equal[kept], score=score[kept])
 
 
 def group(pairs: Pairs, rows: int) -> Groups:

@@ -3,7 +3,7 @@
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -50,6 +50,15 @@ class Embeddings(NamedTuple):
         if wide_dtype(target) != torch.float64:
             target = torch.device("cpu")
         return Embeddings(*(tensor.to(target) for tensor in self))
+
+    @staticmethod
+    def joined(parts: "Sequence[Embeddings]") -> "Embeddings":
+        """Put rows behind one another, those of the first part first."""
+        return Embeddings(
+            features=torch.cat([part.features for part in parts]),
+            labels=torch.cat([part.labels for part in parts]),
+            ids=torch.cat([part.ids for part in parts]),
+        )
 
 
 class Source(Stored):

@@ -1,6 +1,6 @@
 """Features of whole splits by a backbone and by what it has to beat, ready for the suite."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
+from sslpipe.data.reader import OnBad
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings
 from sslpipe.files import json_text, parse_object
@@ -69,14 +70,18 @@ def embed_pair(
     splits: tuple[Split, Split],
     saved: Mapping[str, Embeddings] = MappingProxyType({}),
     progress: Progress | None = None,
-    **options: Any,
+    device: torch.device | str = "cpu",
+    batch_size: int = 256,
+    canvas_px: int = 256,
+    num_workers: int = 2,
+    on_bad: OnBad | None = None,
 ) -> tuple[Embeddings, Embeddings]:
-    """Embed a train and a test split by one network, moved to options["device"].
+    """Embed a train and a test split by one network, which is moved to the device.
 
     `name` is the network's in titles and messages. `saved` has features by split, where they are
-    known. `progress` makes the bar of each pass; options are those of `embed`.
+    known. `progress` makes the bar of each pass; the rest is as in `embed`.
     """
-    network = network.to(options.get("device", "cpu"))
+    network = network.to(device)
     rows = []
     for split in splits:
         if split.name in saved:
@@ -84,28 +89,66 @@ def embed_pair(
             continue
         title = f"{name}: {split.name}"
         with nullcontext() if progress is None else progress(title, len(split)) as advance:
-            rows.append(embed(network, view, split, progress=advance, network=name, **options))
+            embedded = embed(
+                network,
+                view,
+                split,
+                device=device,
+                network=name,
+                batch_size=batch_size,
+                canvas_px=canvas_px,
+                num_workers=num_workers,
+                on_bad=on_bad,
+                progress=advance,
+            )
+            rows.append(embedded)
     return rows[0], rows[1]
 
 
 def embed_pixels(
-    *, view: EvalView, splits: tuple[Split, Split], **options: Any
+    *,
+    view: EvalView,
+    splits: tuple[Split, Split],
+    left_out: list[str] | None = None,
+    device: torch.device | str = "cpu",
+    batch_size: int = 256,
+    canvas_px: int = 256,
+    num_workers: int = 2,
 ) -> tuple[Embeddings, Embeddings]:
-    """Take the pixels of a train and a test split as features; arguments as in `embed_pair`."""
-    options.pop("progress", None)
-    # the samples that cannot be decoded have been reported before
-    train, test = pixel_features(*splits, view=view, **options | {"on_bad": lambda bad: None})
+    """Take the pixels of a train and a test split as features; see `pixel_features`.
+
+    Samples that cannot be decoded have been reported before, by the pass of a network.
+    """
+    train, test = pixel_features(
+        splits,
+        view=view,
+        left_out=left_out,
+        device=device,
+        batch_size=batch_size,
+        canvas_px=canvas_px,
+        num_workers=num_workers,
+        on_bad=lambda bad: None,
+    )
     return train, test
 
 
 def pixel_features(
-    *splits: Split, view: EvalView, left_out: list[str] | None = None, **options: Any
+    splits: Sequence[Split],
+    *,
+    view: EvalView,
+    left_out: list[str] | None = None,
+    device: torch.device | str = "cpu",
+    batch_size: int = 256,
+    canvas_px: int = 256,
+    num_workers: int = 2,
+    on_bad: OnBad | None = None,
 ) -> list[Embeddings]:
     """Flatten each split's pixels, in [0, 1] at the view's size: (N, C S S) features.
 
     Views larger than PIXELS_PX are made again at that size, and sides halved while a split has more
     than MOST_PIXELS numbers, which `left_out` gets a sentence on. Where red, green and blue are
-    equal in every image of all splits, one channel is kept: cosines do not change.
+    equal in every image of all splits, one channel is kept: cosines do not change. The rest
+    is as in `embed`.
     """
     count = len(splits[0].image_type.channels)
     scale = min(1.0, PIXELS_PX / view.crop_px)
@@ -115,7 +158,19 @@ def pixel_features(
         mean=(0.0,) * count,
         std=(1.0,) * count,
     )
-    splits_rows = [embed(nn.Flatten(), raw, split, **options) for split in splits]
+    splits_rows = [
+        embed(
+            nn.Flatten(),
+            raw,
+            split,
+            device=device,
+            batch_size=batch_size,
+            canvas_px=canvas_px,
+            num_workers=num_workers,
+            on_bad=on_bad,
+        )
+        for split in splits
+    ]
     side = raw.crop_px
     pictures = [rows.features.view(len(rows.ids), count, side, side) for rows in splits_rows]
     if count == 3 and all(bool((each == each[:, :1]).all()) for each in pictures):

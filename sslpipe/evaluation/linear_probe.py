@@ -1,6 +1,7 @@
 """A linear classifier on frozen features: logistic regression or ridge, chosen inside train."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,11 +97,11 @@ def _probe(
     if not path or path[0] <= 0:
         raise DataError(f"grid = {tuple(grid)} must hold values of {name} > 0")
     classes = 1 + max(int(train.labels.max()), int(test.labels.max()))
-    known: dict[str, object] = {}
+    numbers: list[int] | None = None  # labels, by place in per_class and confusion
     if classes > MOST_CLASSES:  # numbers of products, perhaps: the classes that are there count
         distinct = torch.unique(torch.cat([train.labels, test.labels]))
         classes = len(distinct)
-        known = {"numbers": distinct.tolist()}  # labels, by place in per_class and confusion
+        numbers = distinct.tolist()
         train = train._replace(labels=torch.searchsorted(distinct, train.labels))
         test = test._replace(labels=torch.searchsorted(distinct, test.labels))
     if classes > MOST_CLASSES:
@@ -139,18 +140,17 @@ def _probe(
         confusion = pairs.reshape(classes, classes).tolist()
     solver = "lbfgs" if logistic else "ridge"
     ends = f"{path[0]:g}..{path[-1]:g}/{len(path)}"
-    result = accuracy(
-        f"linear-{solver} standardised {name}-by-holdout={holdout:g} grid={ends} seed={seed}",
-        predicted,
-        labels,
-        bank=len(train.ids),
-        **{name: chosen, f"{name}_at_edge": len(grid) > 1 and chosen in (path[0], path[-1])},
-        holdout_top1={f"{value:g}": score for value, score in scores.items()},
-        **({"converged": fitted.converged} if logistic else {}),
-        per_class=[h / n if n else None for h, n in zip(hits, totals, strict=True)],
-        confusion=confusion,
-        **known,
-    )
+    details: dict[str, Any] = {name: chosen}
+    details[f"{name}_at_edge"] = len(grid) > 1 and chosen in (path[0], path[-1])
+    details["holdout_top1"] = {f"{value:g}": score for value, score in scores.items()}
+    if logistic:
+        details["converged"] = fitted.converged
+    details["per_class"] = [h / n if n else None for h, n in zip(hits, totals, strict=True)]
+    details["confusion"] = confusion
+    if numbers is not None:
+        details["numbers"] = numbers
+    protocol = f"linear-{solver} standardised {name}-by-holdout={holdout:g} grid={ends} seed={seed}"
+    result = accuracy(protocol, predicted, labels, bank=len(train.ids), details=details)
     return [result]
 
 
@@ -204,7 +204,7 @@ def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:
     if not 0 < fraction < 1:
         raise DataError(f"holdout = {fraction} must lie between 0 and 1")
     labels = train.labels.cpu().numpy()
-    members, places = by_class(shuffled(train, seed), labels)
+    members, places = by_class(shuffled(train, (seed,)), labels)
     known, counts = np.unique(labels, return_counts=True)
     if (counts < 2).any():
         label = known[np.argmax(counts < 2)]

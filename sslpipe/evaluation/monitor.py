@@ -85,7 +85,7 @@ def monitor(
         k = 1 if small else min(MONITOR_K, len(classes) - 1)
         (found,) = knn_results(labelled, labelled, k=(k,), exclude_same_id=True)
         numbers["holdout_knn"] = found.value
-    searched = labelled if more is None else _together(labelled, more)
+    searched = labelled if more is None else Embeddings.joined([labelled, more])
     if len(torch.unique(searched.labels)) > 1:  # of one class every neighbour is right
         numbers |= _retrieval(labelled, searched, "holdout")
     free = label_free_numbers(rows.features, by_view(views.features))
@@ -125,16 +125,12 @@ def retrieval_monitor(
     more = None if bank is None else embedded(view, bank)
     if process.rank != 0:
         return {}
-    searched = rows if more is None else _together(rows, more)
+    searched = rows if more is None else Embeddings.joined([rows, more])
     return _retrieval(rows, searched, "validation")
 
 
 def _finite(rows: Embeddings) -> bool:
     return bool(torch.isfinite(rows.features).all())
-
-
-def _together(rows: Embeddings, more: Embeddings) -> Embeddings:
-    return Embeddings(*map(torch.cat, zip(rows, more, strict=True)))
 
 
 def _retrieval(queries: Embeddings, rows: Embeddings, prefix: str) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -89,11 +90,20 @@ def accuracy(
     labels: NDArray[np.int64],
     *,
     bank: int,
-    **details: Any,
+    details: Mapping[str, Any] = MappingProxyType({}),
 ) -> Result:
     """Count right predictions, with Wilson's interval. predicted, labels: (Q,) int64."""
     hits = predicted == labels
     right = int(hits.sum())
     total = len(labels)
     interval = wilson95(right, total)
-    return Result(protocol, "top1", right / total, interval, total, bank, details, scores=hits)
+    return Result(
+        protocol=protocol,
+        metric="top1",
+        value=right / total,
+        interval95=interval,
+        queries=total,
+        bank=bank,
+        details=dict(details),
+        scores=hits,
+    )

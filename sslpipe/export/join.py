@@ -60,7 +60,7 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     parts = [
         {**model.config.backbone.model_dump(), "crop_px": model.config.crop_px} for model in models
     ]
-    component = backbone_settings(JOIN, parts=parts)
+    component = backbone_settings(JOIN, {"parts": parts})
     init = {"source": source, "format": JOIN, "notes": [_describe(model) for model in models]}
     name = " + ".join(f"{model.name} {model.view.crop_px} px" for model in models)
     view = JoinedView([model.view for model in models])
@@ -72,15 +72,17 @@ def first_part(joined: FrozenBackbone) -> FrozenBackbone:
     """Return the first part of a join alone; its facts have its `part`, a sentence."""
     assert isinstance(joined.backbone, JoinedBackbone)
     assert isinstance(joined.view, JoinedView)
-    tree = dict(joined.config.backbone.arguments["parts"][0])
-    del tree["crop_px"]
+    settings = dict(joined.config.backbone.arguments["parts"][0])
+    kind = settings.pop("kind")
+    del settings["crop_px"]
     part = next(joined.backbone.network.children())
     assert isinstance(part, Backbone)
     notes = joined.config.facts.get("init", {}).get("notes", ["the first"])
     facts = {"part": notes[0]}
     view = next(joined.view.views.children())
     assert isinstance(view, EvalView)
-    return freeze(part, backbone_settings(**tree), view, facts, image=joined.config.image)
+    component = backbone_settings(kind, settings)
+    return freeze(part, component, view, facts, image=joined.config.image)
 
 
 def _describe(model: FrozenBackbone) -> str:

@@ -100,8 +100,12 @@ def load_backbone(
         model = join([load_backbone(part.text) for part in parsed.parts], parsed.text)
     elif parsed.scheme == "sslpipe":
         if is_run:
-            named: Any = {"checkpoint": checkpoint, "weights": weights}
-            model = load_run(parsed.path, with_projector=bool(with_projector), **named)
+            model = load_run(
+                parsed.path,
+                with_projector=bool(with_projector),
+                checkpoint=checkpoint,
+                weights=weights,
+            )
         else:
             model = _load_export(parsed.path)
         model = model if parsed.px is None else at_size(model, parsed.px, parsed.text)

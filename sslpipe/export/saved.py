@@ -163,7 +163,7 @@ def config_of(
     stem = {} if backbone.stem is None else {"stem": backbone.stem}
     return Config(
         **image_keys(image),
-        backbone=backbone_settings(**{**component.model_dump(), **stem}),
+        backbone=backbone_settings(component.kind, {**component.arguments, **stem}),
         crop_px=view.crop_px,
         num_features=backbone.num_features,
         view=view.config(),

@@ -130,7 +130,7 @@ class Start:
             return eval_view_for(crop_px, mean=mean_std["mean"], std=mean_std["std"])
         own = self.weights.view.config()
         plain = {key: own[key] for key in own if key not in ("mean", "std", "crops", "reduce")}
-        return EvalView(**plain, **mean_std)
+        return EvalView.from_config({**plain, **mean_std})
 
     def metadata(self, view: EvalView) -> dict[str, Any]:
         """Return what a checkpoint says of the start, and the view; {} for random weights."""
@@ -220,11 +220,11 @@ def fit_channels(init_from: SavedBackbone | None, index: DatasetIndex) -> SavedB
 
 def with_channels(component: SparseSettings, channels: int | None) -> SparseSettings:
     """Return a [backbone] for images of so many channels; None: without a word of them."""
-    tree = component.model_dump()
-    tree.pop("channels", None)
+    settings = component.arguments
+    settings.pop("channels", None)
     if channels not in (None, RGB_CHANNELS):
-        tree["channels"] = channels
-    return backbone_settings(**tree)
+        settings["channels"] = channels
+    return backbone_settings(component.kind, settings)
 
 
 def init_facts(init_from: SavedBackbone) -> dict[str, Any]:
@@ -344,14 +344,14 @@ def _fitted(recipe: RunRecipe, init_from: SavedBackbone) -> SparseSettings:
                 f"backbone.{key} out, or give other weights"
             )
     own = {} if recipe.backbone is None else recipe.backbone.arguments
-    tree = init_from.config.backbone.model_dump()
+    settings = init_from.config.backbone.arguments
     heads = {"embedding_dim", "embedding_taps", "normalize"}
     for key in heads - {*own}:  # the network is what counts
-        tree.pop(key, None)
+        settings.pop(key, None)
     if "pool" in own:
-        tree.pop("pool_power", None)
+        settings.pop("pool_power", None)
     pooling = {key: own[key] for key in ("pool", "pool_power") if key in own}
-    return backbone_settings(**(tree | pooling))
+    return backbone_settings(init_from.config.backbone.kind, settings | pooling)
 
 
 def _own_view(recipe: RunRecipe, init_from: SavedBackbone, index: DatasetIndex) -> dict[str, Any]:

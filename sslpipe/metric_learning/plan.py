@@ -189,15 +189,16 @@ def with_backbone(
     """
     recipe = with_init(recipe, init_from, index)
     assert recipe.backbone is not None
-    tree = recipe.backbone.model_dump()
-    tree.pop("embedding_dim", None)
+    settings = recipe.backbone.arguments
+    settings.pop("embedding_dim", None)
     if recipe.embedding.dim is not None:
-        tree["embedding_dim"] = recipe.embedding.dim
-    tree.pop("embedding_taps", None)
+        settings["embedding_dim"] = recipe.embedding.dim
+    settings.pop("embedding_taps", None)
     if recipe.embedding.taps:
-        tree["embedding_taps"] = list(recipe.embedding.taps)
-    tree["normalize"] = recipe.embedding.normalize
-    return recipe.model_copy(update={"backbone": backbone_settings(**tree)})
+        settings["embedding_taps"] = list(recipe.embedding.taps)
+    settings["normalize"] = recipe.embedding.normalize
+    backbone = backbone_settings(recipe.backbone.kind, settings)
+    return recipe.model_copy(update={"backbone": backbone})
 
 
 # why a plan cannot be carried out

@@ -364,8 +364,8 @@ class _ReadAhead:
         if self._epoch != epoch:  # a new epoch, or the first step of a resumed run
             self._epoch = epoch
             self._raw = {}
-            to_come = (ids[within:].ravel().tolist(), chunks[within:].ravel().tolist())
-            self._wanted = set(zip(*to_come, strict=True))
+            ids_to_come = ids[within:].ravel().tolist()
+            self._wanted = set(zip(ids_to_come, chunks[within:].ravel().tolist(), strict=True))
             self._next_chunk = int(chunks[within:].min())
         while self._next_chunk <= int(chunks[within].max()):
             for reader in self._readers:

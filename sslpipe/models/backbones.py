@@ -5,7 +5,7 @@ What stands before the slash is the table's entry, what stands after it the arch
 Built with random weights; `sslpipe.load_backbone` fills in those that others trained.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -193,13 +193,13 @@ class _Holder(Settings):
     backbone: Annotated[SparseSettings, BACKBONE]
 
 
-def backbone_settings(kind: str, **settings: Any) -> SparseSettings:
-    """Return the settings of a network: `backbone_settings("small_resnet", widths=[4, 8])`.
+def backbone_settings(kind: str, settings: Mapping[str, Any] | None = None) -> SparseSettings:
+    """Return the settings of a network: `backbone_settings("small_resnet", {"widths": [4, 8]})`.
 
     Raises:
         RecipeError: There is no such kind, setting or value.
     """
-    tree = {"backbone": {"kind": kind, **settings}}
+    tree = {"backbone": {"kind": kind, **(settings or {})}}
     try:
         return _Holder.model_validate(tree).backbone
     except ValidationError as error:
@@ -338,56 +338,45 @@ class TimmSettings(BackboneSettings):
 
     def network(self, crop_px: int) -> Backbone:
         """Make the network."""
-        further = dict(self.model_extra or {})
-        return timm_backbone(self.architecture, crop_px=crop_px, stem=self.stem, **further)
+        import timm  # takes seconds, and most runs have no use for it
 
-
-def timm_backbone(
-    architecture: str, *, crop_px: int, stem: StemSetting = "auto", **arguments: Any
-) -> Backbone:
-    """Build the network of `TimmSettings`.
-
-    Args:
-        architecture: its name in timm.
-        crop_px: side of the images.
-        stem: see there.
-        arguments: of timm.create_model (drop_path_rate, ...).
-    """
-    import timm  # takes seconds, and most runs have no use for it
-
-    for key, reason in _NOT_OF_TIMM.items():
-        if key in arguments:
-            raise RecipeError(f"backbone.{key} cannot be set: the backbone {reason}")
-    if arguments.get("global_pool") == "":
-        raise RecipeError("backbone.global_pool cannot be '': a backbone gives one feature vector")
-    for key, value in arguments.items():
-        numbers = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(each, int) and each > LARGEST_ARGUMENT for each in numbers):
+        architecture = self.architecture
+        arguments = dict(self.model_extra or {})  # of timm.create_model (drop_path_rate, ...)
+        for key, reason in _NOT_OF_TIMM.items():
+            if key in arguments:
+                raise RecipeError(f"backbone.{key} cannot be set: the backbone {reason}")
+        if arguments.get("global_pool") == "":
             raise RecipeError(
-                f"backbone.{key} = {shown(value)}: no network of timm takes a number over "
-                f"{LARGEST_ARGUMENT:,}"
+                "backbone.global_pool cannot be '': a backbone gives one feature vector"
             )
-    if not timm.is_model(architecture):
-        hint = did_you_mean(architecture, timm.list_models())
-        raise RecipeError(f"backbone.kind: timm has no {architecture!r}{hint}")
-    try:
-        network = timm.create_model(architecture, num_classes=0, **arguments)
-        if "img_size" not in arguments and isinstance(network, timm.models.VisionTransformer):
-            _check_patches(architecture, network.patch_embed.patch_size[0], crop_px)
-            network.set_input_size(img_size=(crop_px, crop_px))
-        elif "img_size" not in arguments and _made_for_another_size(network, crop_px):
-            network.set_input_size(img_size=(crop_px, crop_px))
-        stem_name = set_stem(network, timm.models.ResNet, stem, crop_px)
-        return Backbone(network, int(network.head_hidden_size), stem_name)
-    except RecipeError:
-        raise
-    except Exception as error:  # its hundreds of constructors refuse arguments in every way
-        if memory_is_short(error):
+        for key, value in arguments.items():
+            numbers = value if isinstance(value, list | tuple) else [value]
+            if any(isinstance(each, int) and each > LARGEST_ARGUMENT for each in numbers):
+                raise RecipeError(
+                    f"backbone.{key} = {shown(value)}: no network of timm takes a number over "
+                    f"{LARGEST_ARGUMENT:,}"
+                )
+        if not timm.is_model(architecture):
+            hint = did_you_mean(architecture, timm.list_models())
+            raise RecipeError(f"backbone.kind: timm has no {architecture!r}{hint}")
+        try:
+            network = timm.create_model(architecture, num_classes=0, **arguments)
+            if "img_size" not in arguments and isinstance(network, timm.models.VisionTransformer):
+                _check_patches(architecture, network.patch_embed.patch_size[0], crop_px)
+                network.set_input_size(img_size=(crop_px, crop_px))
+            elif "img_size" not in arguments and _made_for_another_size(network, crop_px):
+                network.set_input_size(img_size=(crop_px, crop_px))
+            stem_name = set_stem(network, timm.models.ResNet, self.stem, crop_px)
+            return Backbone(network, int(network.head_hidden_size), stem_name)
+        except RecipeError:
             raise
-        raise RecipeError(
-            f"[backbone] kind = 'timm/{architecture}' refuses {shown(arguments)}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        except Exception as error:  # its hundreds of constructors refuse arguments in every way
+            if memory_is_short(error):
+                raise
+            raise RecipeError(
+                f"[backbone] kind = 'timm/{architecture}' refuses {shown(arguments)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 _NOT_OF_TIMM = {
@@ -497,7 +486,9 @@ def joined_backbone(parts: list[dict[str, Any]] | None = None) -> Backbone:
         side = tree.get("crop_px")
         if type(side) is not int or side < 1:
             raise RecipeError(f"backbone.parts.crop_px = {shown(side)} is no number of pixels")
-        settings = backbone_settings(**{k: v for k, v in tree.items() if k != "crop_px"})
+        kind: Any = tree.get("kind")  # a missing one is refused like a wrong one
+        arguments = {key: tree[key] for key in tree if key not in ("kind", "crop_px")}
+        settings = backbone_settings(kind, arguments)
         if settings.kind == JOIN:
             raise ValueError("a part of a join is a join")
         networks.append(build_backbone(settings, crop_px=side))

@@ -67,8 +67,10 @@ class TransformersTower(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute features (B, F) of images (B, C, S, S)."""
-        options = {"interpolate_pos_encoding": True} if self.resizes else {}
-        output = self.model(pixel_values=images, **options)
+        if self.resizes:
+            output = self.model(pixel_values=images, interpolate_pos_encoding=True)
+        else:
+            output = self.model(pixel_values=images)
         pooled: Tensor | None = getattr(output, "pooler_output", None)
         if pooled is not None:
             return pooled.flatten(1)

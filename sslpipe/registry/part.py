@@ -67,9 +67,9 @@ class Part(nn.Module, metaclass=_PartType):
 
     fields: ClassVar[dict[str, FieldInfo]]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls) -> None:
         """Make the constructor of the fields, those of the bases first."""
-        super().__init_subclass__(**kwargs)
+        super().__init_subclass__()
         if "__init__" in vars(cls):
             raise TypeError(
                 f"{cls.__name__} is a Part: declare its settings as fields, margin: float = 0.1, "

@@ -101,8 +101,8 @@ def line_chart(
         if x_ticks is not None:
             texts = ",".join(f"{place!r}:{text!r}" for place, text in x_ticks.items())
             x_axis |= {"values": list(x_ticks), "labelExpr": f"({{{texts}}})[datum.value]"}
-        spec = _spec(
-            "lines",
+        lines = render(
+            "charts.lines",
             title=title,
             x_label=x_label,
             rows=rows,
@@ -112,6 +112,7 @@ def line_chart(
             log=log,
             dots=max(len(each.x) for each in shown) <= MOST_DOTS,
         )
+        spec = json.loads(lines)
     return render(
         "chart",
         title=title,
@@ -144,13 +145,9 @@ def scatter(
         uris = {"image": hovered.get(row), "shown": pictures.get(row)}
         rows.append(point | {key: uri for key, uri in uris.items() if uri})
     colours = [class_colour(label, len(names)) for label in range(len(names))]
-    spec = _spec("map", rows=rows, colours=colours, pictures=pictures, px=PICTURE_PX)
+    points = render("charts.map", rows=rows, colours=colours, pictures=pictures, px=PICTURE_PX)
+    spec = json.loads(points)
     return render("chart", title=title, last="", alt=alt, spec=spec, keys=[], kind="map")
-
-
-def _spec(macro: str, **values: Any) -> Any:
-    """Return a specification of charts.html."""
-    return json.loads(render(f"charts.{macro}", **values))
 
 
 def thinned(series: Series) -> Series:

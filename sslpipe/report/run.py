@@ -111,7 +111,9 @@ class RunFiles(NamedTuple):
         """Steps of training: to the last save, or to the last line where that came later."""
         evaluated = self.facts.get("step")
         logged = [int(line["step"]) for line in (*self.train[-1:], *self.evals[-1:])]
-        return max(self.saved_step, evaluated if isinstance(evaluated, int) else 0, *logged)
+        if isinstance(evaluated, int):
+            logged.append(evaluated)
+        return max([self.saved_step, *logged])
 
     @property
     def epochs(self) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from sslpipe.errors import printable
@@ -22,9 +22,11 @@ GONE = (errno.EPIPE, errno.EIO)  # it will not be read again; a full disk may ha
 class SafeConsole(Console):
     """A console on which names of files, classes and samples give the terminal no commands."""
 
-    def render(self, *args: Any, **options: Any) -> Iterator[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
         """Yield the segments of what is printed; only rich's own may move the cursor."""
-        for segment in super().render(*args, **options):
+        for segment in super().render(renderable, options):
             if segment.control:
                 yield segment
             else:

@@ -77,11 +77,14 @@ class GradientCache:
         # from micro-batch order to the batch's; on the device
         order = to_device(torch.cat(self._rows).argsort(), next(model.parameters()).device)
         with torch.no_grad():
-            embedded = []
+            firsts = []
+            seconds = []
             for k, part in enumerate(self._rows):
                 seed(k)
-                embedded.append(model(make_views(part)).chunk(2))
-            z = torch.cat([torch.cat(view)[order] for view in zip(*embedded, strict=True)])
+                z_a, z_b = model(make_views(part)).chunk(2)  # (b, D) each
+                firsts.append(z_a)
+                seconds.append(z_b)
+            z = torch.cat([torch.cat(firsts)[order], torch.cat(seconds)[order]])  # (2B, D)
             if buffers:  # torch takes no empty list
                 torch._foreach_copy_(buffers, before)  # as if nothing had been
         self._step = _CachedStep(z.requires_grad_(), make_views, seed)

@@ -144,7 +144,7 @@ class ImageSearch:
             return None, "as they are"
         step = len(self) // MOST_FITTED + 1
         some = [rows.rows(torch.arange(0, len(rows.ids), step)) for rows in self._rows]
-        fit_on = Embeddings(*map(torch.cat, zip(*some, strict=True)))
+        fit_on = Embeddings.joined(some)
         said: list[str] = []
         fitted, words = fit_flattening(fit_on, by_labels=False, say=said.append)
         return fitted, "; ".join([words, *said])
@@ -241,9 +241,10 @@ class ImageSearch:
                 continue
             bank = rows.features if fit is None else rows.features[places]
             near = nearest(bank, queries, min(top, len(bank)), units=True)
-            both = zip(near.similarities.tolist(), places[near.indices].tolist(), strict=True)
-            for best, pairs in zip(found, both, strict=True):
-                best += [(score, part, row) for score, row in zip(*pairs, strict=True)]
+            similarities = near.similarities.tolist()
+            numbers = places[near.indices].tolist()
+            for best, scores, hits in zip(found, similarities, numbers, strict=True):
+                best += [(score, part, row) for score, row in zip(scores, hits, strict=True)]
         return [sorted(each, key=lambda hit: (-hit[0], *hit[1:]))[:top] for each in found]
 
     def _hit(self, score: float, part: int, row: int) -> Hit:

@@ -166,7 +166,7 @@ def choice_page(
     pictures = thumbnails(split, wanted | {row.id for row in found[0]})
     neighbours = render(
         "sslpipe.search/choice.neighbours",
-        each_query=list(zip(*found, strict=True)),
+        each_query=[[rows[k] for rows in found] for k in range(len(queries))],
         pictures=(pictures, pictures),
         names=split.index.manifest.classes,
         titles=[row.name for row in shown],

@@ -289,23 +289,21 @@ def _segmented(path: Path, series: Any, size: int) -> Get:
         )
     grid = planes, -(-height // tall), -(-width // wide)
     # each page's offsets and sizes, and what a JPEG in it lacks
-    pages = list[tuple[NDArray[np.int64], NDArray[np.int64], dict[str, Any]]]()
+    pages = list[tuple[NDArray[np.int64], NDArray[np.int64], bytes | None]]()
     for page in series.pages:
         ends = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
         if len(ends[0]) != len(ends[1]) or (ends[0] + ends[1]).max(initial=0) > size:
             raise BadSample("is truncated: its pixels end beyond the file")
         if len(ends[0]) != math.prod(grid):
             raise BadSample(f"does not have the {math.prod(grid)} strips or tiles of its header")
-        is_jpeg = key.compression in _JPEG
-        tables = {"jpegtables": page.jpegtables, "jpegheader": key.jpegheader} if is_jpeg else {}
-        pages.append((*ends, tables))
+        pages.append((*ends, page.jpegtables))
     outer = series.shape[:-in_page]
     if len(pages) != math.prod(outer):
         raise BadSample(f"does not have the {math.prod(outer)} pages of its header")
     numbers = np.arange(len(pages)).reshape(outer)
 
     def read(file: IO[bytes], number: int, rows: slice, columns: slice) -> Array:
-        offsets, sizes, tables = pages[number]
+        offsets, sizes, jpeg_tables = pages[number]
         (top, bottom, _), (left, right, _) = rows.indices(height), columns.indices(width)
         window = np.full((planes, bottom - top, right - left, samples), nodata, dtype)
         down = range(top // tall, -(-bottom // tall))
@@ -317,7 +315,11 @@ def _segmented(path: Path, series: Any, size: int) -> Get:
             raw = read_at(file.fileno(), int(sizes[segment]), int(offsets[segment]))
             y = place[1] * tall
             x = place[2] * wide
-            part = decode(raw, segment, **tables)[0][0, max(0, top - y) :, max(0, left - x) :]
+            if key.compression in _JPEG:
+                decoded = decode(raw, segment, jpegtables=jpeg_tables, jpegheader=key.jpegheader)
+            else:
+                decoded = decode(raw, segment)
+            part = decoded[0][0, max(0, top - y) :, max(0, left - x) :]
             target = window[place[0], max(0, y - top) :, max(0, x - left) :]
             part = part[: target.shape[0], : target.shape[1]]
             target[: part.shape[0], : part.shape[1]] = part

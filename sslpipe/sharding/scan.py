@@ -383,7 +383,10 @@ def measure(
             f"{', '.join(channels)}"
         )
     notes = [f"range, mean and std are measured on {counted(count, 'image')}"]
-    rows = []
+    lows: list[float] = []
+    highs: list[float] = []
+    means: list[float] = []
+    stds: list[float] = []
     for name, own in zip(channels, values, strict=True):
         (least, most), (low, high) = own.ends((0, 100)), own.ends(PERCENTILES)
         if least == most:
@@ -397,12 +400,14 @@ def measure(
         low, high = given or (low, high)
         mean, std = own.moments()
         std = max(std / (high - low), LEAST_STD)
-        rows.append((low, high, round((mean - low) / (high - low), 6), round(std, 6)))
-    lows, highs, means, stds = zip(*rows, strict=True)
+        lows.append(low)
+        highs.append(high)
+        means.append(round((mean - low) / (high - low), 6))
+        stds.append(round(std, 6))
     if max(map(abs, (*means, *stds))) > MOST_LEVEL:
         raise DataError("values lie far outside of the range; give another --range LOW,HIGH")
-    image = ImageType(channels=tuple(channels), dtype=dtype, low=lows, high=highs)
-    return Measured(image, means, stds, notes)
+    image = ImageType(channels=tuple(channels), dtype=dtype, low=tuple(lows), high=tuple(highs))
+    return Measured(image, tuple(means), tuple(stds), notes)
 
 
 class _Values:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -209,7 +210,7 @@ def _heads(kind: str, network: nn.Module) -> frozenset[str]:
     stated: Any = getattr(network, "_model_args", {})
     arguments = {key: value for key, value in stated.items() if key != "num_classes"}
     try:
-        whole = skeleton(kind, **arguments)
+        whole = skeleton(kind, arguments)
     except Exception:  # timm's hundreds of constructors fail in every way
         return frozenset()
     return frozenset(whole.state_dict().keys() - network.state_dict().keys())
@@ -279,7 +280,7 @@ def _with_three_channels(own: Mapping[str, Tensor], given: Tensors) -> Tensors:
     return adapted
 
 
-def skeleton(kind: str, **arguments: Any) -> nn.Module:
+def skeleton(kind: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> nn.Module:
     """Build a classifier of timm or torchvision, with no memory for its weights if that works."""
     import timm
     import torchvision

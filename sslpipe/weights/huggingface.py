@@ -43,7 +43,7 @@ class Renamed:
 def transformers_component(config: Config, what: str) -> SparseSettings:
     """Name the backbone of a config.json of transformers. Raises: WeightsError."""
     try:
-        return backbone_settings("transformers", config=image_config(config))
+        return backbone_settings("transformers", {"config": image_config(config)})
     except RecipeError as error:
         raise WeightsError(f"{what}: {error}") from error
     except Exception as error:  # its configurations check themselves in every way
@@ -136,10 +136,10 @@ def open_clip_component(config: Config, what: str) -> SparseSettings:
     vision = model.get("vision_cfg") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(vision, dict):
         raise WeightsError(f"{what}: its {OPEN_CLIP} has no model_cfg with a vision_cfg")
-    tree = {"embed_dim": model.get("embed_dim"), "vision": vision}
+    settings = {"embed_dim": model.get("embed_dim"), "vision": vision}
     if model.get("quick_gelu"):
-        tree["quick_gelu"] = True
-    return backbone_settings("open_clip/custom", **tree)
+        settings["quick_gelu"] = True
+    return backbone_settings("open_clip/custom", settings)
 
 
 def open_clip_view(

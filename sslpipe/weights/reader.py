@@ -225,8 +225,8 @@ def _stated(source: Source, config: dict[str, Any]) -> SparseSettings | None:
         for key, value in stated.items():  # some are counted to before anything is built
             if any(isinstance(each, int) and abs(each) > MOST for each in tree_leaves(value)):
                 raise ValueError(f"{key} = {shown(value)} is more than {MOST:,}")
-        tree = {key: value for key, value in stated.items() if key not in _NOT_BUILT}
-        return backbone_settings(f"timm/{name}", **tree)
+        settings = {key: value for key, value in stated.items() if key not in _NOT_BUILT}
+        return backbone_settings(f"timm/{name}", settings)
     except (TypeError, ValueError) as error:  # pydantic's are of the latter
         text = one_line(str(error))
         raise WeightsError(f"{source.path}/config.json: model_args: {text}") from error
@@ -265,7 +265,7 @@ def _computing_as(wanted: SparseSettings, own: SparseSettings | None) -> SparseS
     if len(known) < 2 or len({timm.models.model_entrypoint(n).__module__ for n in known}) > 1:
         return wanted
     theirs = {key: own.arguments[key] for key in _NOT_IN_TENSORS if key in own.arguments}
-    return backbone_settings(wanted.kind, **{**theirs, **wanted.arguments})
+    return backbone_settings(wanted.kind, {**theirs, **wanted.arguments})
 
 
 def own_size(component: SparseSettings) -> int:
@@ -367,7 +367,7 @@ def _build(
     sees = tensors.get(f"{found[0]}.weight") if found and of_image else None
     if sees is not None and sees.ndim == 4 and sees.shape[1] not in (1, RGB_CHANNELS):
         arguments = {**component.arguments, "channels": sees.shape[1]}
-        component = backbone_settings(component.kind, **arguments)
+        component = backbone_settings(component.kind, arguments)
         backbone = build_backbone(component, crop_px=crop_px)
     first = tensors.get("conv1.weight")
     if fixed or backbone.stem is None or first is None or first.ndim != 4:
@@ -379,6 +379,6 @@ def _build(
             "name it by a recipe's backbone.stem: 'small' (no max-pool) or 'small_pool'"
         )
     if fitting != backbone.stem:
-        component = backbone_settings(component.kind, **{**component.arguments, "stem": fitting})
+        component = backbone_settings(component.kind, {**component.arguments, "stem": fitting})
         backbone = build_backbone(component, crop_px=crop_px)
     return backbone, component

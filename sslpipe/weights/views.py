@@ -49,9 +49,16 @@ def make_view(
         check_side(what, size)
         check_side(what, resize_px)
     resize_px = crop_px if squash else scaled_resize(crop_px, size, resize_px)
-    own: dict[str, Any] = {"interpolation": interpolation, "squash": squash}
+    config = {
+        "crop_px": crop_px,
+        "resize_px": resize_px,
+        "mean": mean,
+        "std": std,
+        "interpolation": interpolation,
+        "squash": squash,
+    }
     try:
-        return EvalView(crop_px, resize_px, mean, std, **own), notes
+        return EvalView.from_config(config), notes
     except (ValueError, TypeError) as error:
         raise WeightsError(f"{what}: its own view cannot be made: {error}") from error
 

@@ -68,7 +68,7 @@ def test_hue_equals_torchvisions(side):
 
 @cache
 def compiled():
-    return compiled_colours(backend="eager")
+    return compiled_colours({"backend": "eager"})
 
 
 def change_colours(images, factors, order, hue_step, jitter=None, colours=pixels.EAGER):

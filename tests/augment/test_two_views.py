@@ -260,7 +260,7 @@ def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batche
 def test_colours_compiled_to_native_code_equal_the_eager_ones():
     torch._dynamo.reset()
     # without precompiled headers: they take 20 s once and save 2
-    colours = compiled_colours(options={"cpp_cache_precompile_headers": False})
+    colours = compiled_colours({"options": {"cpp_cache_precompile_headers": False}})
     images = torch.rand(4, 3, 17, 17, generator=torch.Generator().manual_seed(0))
     terms = torch.tensor([[1.3, 0.8, 1.0, 0.5], [0.0, 0.2, 0.0, 0.3], [-0.3, 0.0, 0.0, 0.2]])
     for kernel, *rest in (("blend", *terms, True, True), ("shift_hue", terms[1] - 0.4)):

@@ -127,7 +127,7 @@ def test_wilson95_equals_scipy(right, total):
 
 def test_accuracy_counts_each_query_once():
     predicted, labels = np.array([0, 1, 2, 2]), np.array([0, 1, 1, 2])
-    result = accuracy("p", predicted, labels, bank=9, C=1.0)
+    result = accuracy("p", predicted, labels, bank=9, details={"C": 1.0})
     assert (result.value, result.queries, result.bank) == (0.75, 4, 9)
     assert result.interval95[0] < 0.75 < result.interval95[1]
     assert result.to_json()["details"] == {"C": 1.0}

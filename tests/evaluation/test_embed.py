@@ -34,7 +34,7 @@ VIEW = {"crop_px": 16, "resize_px": 16, "mean": [0.5] * 3, "std": [0.25] * 3}
 
 def make_backbone():
     backbone = random_backbone(
-        backbone_settings(kind="small_resnet", widths=[4, 8]), crop_px=16, seed=1
+        backbone_settings("small_resnet", {"widths": [4, 8]}), crop_px=16, seed=1
     )
     torch.manual_seed(0)
     with torch.no_grad():  # running statistics that differ from a batch's own
@@ -220,8 +220,8 @@ def test_pixel_features_of_gray_images_keep_one_channel_and_all_cosines(tmp_path
 
     broken = {i: gray(i) for i in range(6)}
     split = load_index(write_dataset(tmp_path, (6,), broken=broken)).split("train")
-    one, two = pixel_features(split, split, view=EvalView(**VIEW))
-    (small,) = pixel_features(split, view=EvalView(crop_px=64, resize_px=80))
+    one, two = pixel_features([split, split], view=EvalView(**VIEW))
+    (small,) = pixel_features([split], view=EvalView(crop_px=64, resize_px=80))
     assert small.features.shape == (6, 32 * 32)  # of a large view
     assert one.features.shape == two.features.shape == (6, 256)
     np.testing.assert_allclose(
@@ -235,7 +235,7 @@ def test_sides_of_very_many_pixels_are_halved_which_a_sentence_says(split, monke
     for numbers, side in ((pixels.size, 16), (pixels.size - 1, 8), (1, 8)):
         monkeypatch.setattr(features, "MOST_PIXELS", numbers)
         left_out: list[str] = []
-        (rows,) = pixel_features(split, view=EvalView(**VIEW), left_out=left_out)
+        (rows,) = pixel_features([split], view=EvalView(**VIEW), left_out=left_out)
         means = pixels.reshape(21, side, 16 // side, side, 16 // side, 3).mean((2, 4))
         expected = means.transpose(0, 3, 1, 2).reshape(21, -1)
         np.testing.assert_allclose(rows.features.numpy(), expected, atol=1e-6)

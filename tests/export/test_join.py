@@ -125,7 +125,7 @@ def test_a_size_of_an_export_is_that_of_the_weights(files, pictures, tmp_path):
 
 
 def test_another_size_resizes_tables_and_keeps_all_other_tensors():
-    component = backbone_settings(kind=VIT, embedding_dim=8)
+    component = backbone_settings(VIT, {"embedding_dim": 8})
     network = randomised(build_backbone(component, crop_px=64), 3)
     model = freeze(network, component, EvalView(64, 64), {"evaluation": [], "name": "x"})
     sized = at_size(model, 96, "x@96")

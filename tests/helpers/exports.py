@@ -21,7 +21,7 @@ def trained(
 ) -> FrozenBackbone:
     """A backbone whose BatchNorm statistics are not those of a fresh one."""
     torch.manual_seed(0)
-    component = backbone_settings(kind, **arguments)
+    component = backbone_settings(kind, arguments)
     backbone = build_backbone(component, crop_px=VIEW.crop_px)
     head = None if projector is None else build_projector(backbone.num_features, projector)
     for module in [*backbone.modules(), *(head or [])]:

@@ -262,7 +262,7 @@ def held_out(data):
 
 
 def small():
-    return backbone_settings(kind="small_resnet", widths=[8, 16])
+    return backbone_settings("small_resnet", {"widths": [8, 16]})
 
 
 @pytest.fixture(scope="module")

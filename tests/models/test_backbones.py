@@ -36,7 +36,7 @@ CASES = [  # kind, side, features, channels
 
 
 def component(kind: str, **arguments: object) -> SparseSettings:
-    return backbone_settings(kind, **arguments)
+    return backbone_settings(kind, arguments)
 
 
 @pytest.mark.parametrize(("kind", "crop_px", "width", "channels"), CASES)
@@ -145,18 +145,22 @@ def test_channels_that_cannot_be_are_refused_by_name(value: object) -> None:
         build_backbone(component("small_resnet", channels=value), crop_px=32)
 
 
-VIT = {"kind": "timm/vit_tiny_patch16_224", "embed_dim": 24, "num_heads": 2}
+VIT = {"embed_dim": 24, "num_heads": 2}
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("kind", "settings", "words"),
     [
-        ({"kind": "small_resnet", "blocks": 2**31 - 1}, "10,000 modules; use fewer layers"),
-        ({**VIT, "depth": 60_000}, "10,000 modules; use fewer layers"),
-        ({**VIT, "depth": 2**31 - 1}, "backbone.depth = 2147483647: no network"),
-        ({"kind": "timm/resnet10t", "layers": [1, 2**31, 1, 1]}, "backbone.layers = "),
+        ("small_resnet", {"blocks": 2**31 - 1}, "10,000 modules; use fewer layers"),
+        ("timm/vit_tiny_patch16_224", {**VIT, "depth": 60_000}, "10,000 modules; use fewer layers"),
+        (
+            "timm/vit_tiny_patch16_224",
+            {**VIT, "depth": 2**31 - 1},
+            "backbone.depth = 2147483647: no network",
+        ),
+        ("timm/resnet10t", {"layers": [1, 2**31, 1, 1]}, "backbone.layers = "),
     ],
 )
-def test_a_network_of_endless_layers_is_refused_before_memory_is_full(settings, words):
+def test_a_network_of_endless_layers_is_refused_before_memory_is_full(kind, settings, words):
     with pytest.raises(RecipeError, match=words):
-        build_backbone(backbone_settings(**settings), crop_px=32)
+        build_backbone(backbone_settings(kind, settings), crop_px=32)

@@ -20,8 +20,8 @@ NETWORKS = {
 
 def built(kind="torchvision/resnet18", taps=tuple(TAPS), dim=12, **arguments):
     torch.manual_seed(0)
-    tree = {"kind": kind, "embedding_dim": dim, "embedding_taps": list(taps), **arguments}
-    return build_backbone(backbone_settings(**tree), crop_px=32)
+    settings = {"embedding_dim": dim, "embedding_taps": list(taps), **arguments}
+    return build_backbone(backbone_settings(kind, settings), crop_px=32)
 
 
 def mean_of_positions(x):
@@ -84,8 +84,8 @@ def test_weights_of_the_same_depths_are_copied_and_of_others_not():
     source = built()
     for taps, same in ((TAPS, True), (["layer1", "layer3"], False)):
         torch.manual_seed(1)
-        tree = {"kind": "torchvision/resnet18", "embedding_dim": 12, "embedding_taps": taps}
-        target = build_backbone(backbone_settings(**tree), crop_px=32)
+        settings = {"embedding_dim": 12, "embedding_taps": taps}
+        target = build_backbone(backbone_settings("torchvision/resnet18", settings), crop_px=32)
         copy_weights(source, target, "torchvision/resnet18")
         last = target.embedding.layers[2].weight
         assert torch.equal(last, source.embedding.layers[2].weight) == same

@@ -25,7 +25,7 @@ PLACES = {  # a network, its side, and the module whose output is the last map
 
 
 def component(kind, **arguments):
-    return backbone_settings(kind, **arguments)
+    return backbone_settings(kind, arguments)
 
 
 def maps(seed=0, dtype=torch.float64):

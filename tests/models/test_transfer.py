@@ -12,7 +12,7 @@ VIT = "timm/vit_tiny_patch16_224"
 
 def built(kind, crop_px, seed, **arguments):
     torch.manual_seed(seed)
-    component = backbone_settings(kind, **arguments)
+    component = backbone_settings(kind, arguments)
     return build_backbone(component, crop_px=crop_px).eval()
 
 

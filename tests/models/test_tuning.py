@@ -22,7 +22,7 @@ from tests.helpers.runs import ROOT, assert_same_weights
 
 
 def small(**arguments):
-    return backbone_settings(kind="small_resnet", widths=[8, 16], **arguments)
+    return backbone_settings("small_resnet", {"widths": [8, 16], **arguments})
 
 
 FAMILIES = (  # a small member each

@@ -25,7 +25,7 @@ def model(tmp_path_factory):
 
 
 def write_model(folder, seed):
-    component = backbone_settings(kind="small_resnet", widths=[8, 16], normalize=True)
+    component = backbone_settings("small_resnet", {"widths": [8, 16], "normalize": True})
     torch.manual_seed(seed)
     backbone = build_backbone(component, crop_px=16)
     frozen = freeze(backbone, component, eval_view_for(16, [0.5] * 3, [0.25] * 3), {})

@@ -234,7 +234,7 @@ def test_the_whole_encoder_is_found_and_what_lies_beside_it_is_listed(
     model = load_backbone(f"{kind}@{path}", crop_px=32)
     assert equals(model, encoders[of_momentum])
     assert not equals(model, encoders[not of_momentum])
-    assert model.config.backbone == backbone_settings(kind=kind, stem="imagenet")
+    assert model.config.backbone == backbone_settings(kind, {"stem": "imagenet"})
     init = model.config.facts["init"]
     assert (init["loaded"], init["missing"]) == (120, [])
     if prefix not in ("", "state_dict", "model_state_dict", "models.0"):

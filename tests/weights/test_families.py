@@ -88,7 +88,7 @@ def test_every_family_of_timm_loads_whole(family, tmp_path):
     name = smallest(family)
     kind, arguments = f"timm/{name}", ARGUMENTS.get(family, {})
     full = timm.create_model(name, **arguments)
-    options = {"component": backbone_settings(kind=kind, **arguments)} if arguments else {}
+    options = {"component": backbone_settings(kind, arguments)} if arguments else {}
     features = family not in TENSORS_ONLY
     check(kind, randomised(full), tmp_path, features=features, **options)
 

@@ -135,11 +135,11 @@ def test_an_architecture_that_nobody_names_is_asked_for(tmp_path):
 def test_a_small_stem_in_the_recipe_is_named_with_the_remedy(tmp_path, state):
     path = saved(state, tmp_path)
     for stem in ("auto", "small", "small_pool"):
-        component = backbone_settings(kind="torchvision/resnet18", stem=stem)
+        component = backbone_settings("torchvision/resnet18", {"stem": stem})
         text = refused(path, component=component, crop_px=32)
         assert "is 7x7" in text
         assert "set backbone.stem = 'imagenet'" in text
-    component = backbone_settings(kind="torchvision/resnet18", stem="imagenet")
+    component = backbone_settings("torchvision/resnet18", {"stem": "imagenet"})
     assert load_backbone(path, component=component, crop_px=32).view.crop_px == 32
 
 

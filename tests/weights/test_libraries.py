@@ -48,7 +48,7 @@ def test_a_folder_of_timm_is_read_with_its_own_view(tmp_path, safe, word):
 def test_position_tables_are_resized_as_timm_does(tmp_path, monkeypatch):
     network = small_vit()
     path = saved(network.state_dict(), tmp_path)
-    component = backbone_settings(kind="timm/vit_base_patch16_224", **VIT)
+    component = backbone_settings("timm/vit_base_patch16_224", VIT)
     model = load_backbone(path, component=component, crop_px=96)
     expected = resample_abs_pos_embed(network.pos_embed.detach(), [6, 6], num_prefix_tokens=1)
     assert torch.equal(model.backbone.network.pos_embed, expected)
@@ -129,7 +129,7 @@ def test_a_network_of_grey_images_sees_them_in_rgb_as_before(tmp_path):
 
 def test_a_learned_pooling_of_the_recipe_starts_anew(tmp_path):
     network = randomised(torchvision.models.resnet18())
-    component = backbone_settings(kind="torchvision/resnet18", stem="imagenet", pool="gem")
+    component = backbone_settings("torchvision/resnet18", {"stem": "imagenet", "pool": "gem"})
     path = saved(network.state_dict(), tmp_path)
     model = load_backbone(path, component=component, crop_px=64)
     own, theirs = model.backbone.network.state_dict(), network.state_dict()

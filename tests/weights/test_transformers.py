@@ -377,6 +377,6 @@ def test_a_backbone_of_a_recipe_has_the_activation_of_timms_config(tmp_path):
     save_file(network.state_dict(), tmp_path / "model.safetensors")
     config = {"architecture": "convnext_tiny", "model_args": {**arguments, "act_layer": "relu"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    component = backbone_settings("timm/convnext_tiny", **arguments)
+    component = backbone_settings("timm/convnext_tiny", arguments)
     model = load_backbone(tmp_path, component=component, crop_px=64)
     assert difference(model, network, 64) <= 1e-5

@@ -88,7 +88,7 @@ def choose_weights(
     if not wanted:
         raise UserError("no candidate can be read")
     data = _shards(data, out)
-    index = open_data(data, split)
+    index = open_data(data, [split])
     rows = index.split(split)
 
     import numpy as np
