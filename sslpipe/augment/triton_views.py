@@ -19,7 +19,7 @@ from sslpipe.errors import RecipeError
 COVERED = ("crop", "rotation", "jitter", "grayscale", "blur", "solarize")  # in this order
 _WORKSPACE_BYTES = 2**31  # of float views that are changed together
 _BLOCK = 512  # pixels of a program
-_OPTIONS = {"enable_fp_fusion": True}  # Triton 3.9 warns where nothing is said
+_FUSED = True  # enable_fp_fusion: Triton 3.9 warns where nothing is said
 
 
 def chosen(kernels: str, device: torch.device, ops: Sequence[Op], extra: bool, rgb8: bool) -> bool:
@@ -139,30 +139,84 @@ def _make_part(
     float32 = torch.float32
     work = torch.empty(count, 3, side, side, dtype=float32, device=images.device)
     sums = torch.empty(count, blocks, dtype=float32, device=images.device)
-    colours = (tables.kinds, tables.terms, tables.contrast)
-    sizes = {"STEPS": steps, "BLOCK": _BLOCK, **_OPTIONS}
 
     kernels.crop_kernel[grid](
-        images, *images.stride(), tables.boxes, *colours, work, sums, side, **sizes
+        images=images,
+        stride_n=images.stride(0),
+        stride_c=images.stride(1),
+        stride_y=images.stride(2),
+        stride_x=images.stride(3),
+        boxes=tables.boxes,
+        kinds=tables.kinds,
+        terms=tables.terms,
+        contrast=tables.contrast,
+        views=work,
+        sums=sums,
+        side=side,
+        STEPS=steps,
+        BLOCK=_BLOCK,
+        enable_fp_fusion=_FUSED,
     )
     if plan.rotates:
         cropped = work
         work = torch.empty_like(work)
-        angles = (tables.sines, tables.cosines)
-        kernels.rotate_kernel[grid](cropped, *angles, *colours, work, sums, side, **sizes)
-    last = {"SOLARIZE": plan.solarizes, "BLOCK": _BLOCK, **_OPTIONS}
-    written = (views, tables.threshold, mean, std, side)
+        kernels.rotate_kernel[grid](
+            views=cropped,
+            sines=tables.sines,
+            cosines=tables.cosines,
+            kinds=tables.kinds,
+            terms=tables.terms,
+            contrast=tables.contrast,
+            rotated=work,
+            sums=sums,
+            side=side,
+            STEPS=steps,
+            BLOCK=_BLOCK,
+            enable_fp_fusion=_FUSED,
+        )
     kernels.colour_kernel[grid](
-        work, tables.kinds, tables.terms, sums, tables.blurred, *written,
-        STEPS=steps, PARTS=1 << (blocks - 1).bit_length(), **last,
-    )  # fmt: skip
+        views=work,
+        kinds=tables.kinds,
+        terms=tables.terms,
+        sums=sums,
+        blurred=tables.blurred,
+        out=views,
+        threshold=tables.threshold,
+        mean=mean,
+        std=std,
+        side=side,
+        STEPS=steps,
+        PARTS=1 << (blocks - 1).bit_length(),
+        SOLARIZE=plan.solarizes,
+        BLOCK=_BLOCK,
+        enable_fp_fusion=_FUSED,
+    )
     if plan.blurs:
         down = torch.empty_like(work)
-        lines = (tables.blurred, tables.sigmas)
         kernels.blur_down_kernel[grid](
-            work, *lines, down, side, plan.reach, BLOCK=_BLOCK, **_OPTIONS
+            views=work,
+            blurred=tables.blurred,
+            sigmas=tables.sigmas,
+            down=down,
+            side=side,
+            reach=plan.reach,
+            BLOCK=_BLOCK,
+            enable_fp_fusion=_FUSED,
         )
-        kernels.blur_across_kernel[grid](down, *lines, *written, plan.reach, **last)
+        kernels.blur_across_kernel[grid](
+            down=down,
+            blurred=tables.blurred,
+            sigmas=tables.sigmas,
+            out=views,
+            threshold=tables.threshold,
+            mean=mean,
+            std=std,
+            side=side,
+            reach=plan.reach,
+            SOLARIZE=plan.solarizes,
+            BLOCK=_BLOCK,
+            enable_fp_fusion=_FUSED,
+        )
 
 
 def _tables(
