@@ -4,6 +4,7 @@ sane, or refused in one line.
 
 import json
 import os
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.helpers.runs import ROOT, user_environment
 
 SLOW_COUNT = int(os.environ.get("FUZZ", "1000"))
 MOST_BYTES = 8 * 2**30
+SETTINGS_A_PROCESS = 500  # networks of all sizes, made and freed, leave the heap in pieces
 
 
 def in_a_process(tmp_path, module: str, *words: object, before: str = "") -> Any:
@@ -32,10 +34,16 @@ def in_a_process(tmp_path, module: str, *words: object, before: str = "") -> Any
 
 
 def settings(count: int, first: int, tmp_path) -> dict[str, int]:
-    result = in_a_process(tmp_path, "random_settings", count, first)
-    assert not result["faults"], json.dumps(result["faults"], indent=1)
-    assert sum(result["outcomes"].values()) == count
-    return result["outcomes"]
+    outcomes: Counter[str] = Counter()
+    faults = []
+    for begin in range(first, first + count, SETTINGS_A_PROCESS):
+        portion = min(SETTINGS_A_PROCESS, first + count - begin)
+        result = in_a_process(tmp_path, "random_settings", portion, begin)
+        outcomes.update(result["outcomes"])
+        faults += result["faults"]
+    assert not faults, json.dumps(faults, indent=1)
+    assert sum(outcomes.values()) == count
+    return dict(outcomes)
 
 
 def test_damaged_input_is_read_or_refused_by_the_clean_error(tmp_path):
