@@ -39,7 +39,7 @@ from sslpipe.registry import REFUSALS, Table, alternatives
 from sslpipe.registry.plugins import describe_error, plugin_hint
 
 MOST_CHARACTERS = 4096  # of a text in a recipe
-LARGEST_REAL = 1e30  # beyond, a loss leaves float32
+LARGEST_REAL = 1e12  # its cube fits a float32, where losses multiply it
 
 
 class Settings(BaseModel):
