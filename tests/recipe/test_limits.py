@@ -104,8 +104,8 @@ def test_shipped_limits_take_what_a_recipe_may_hold(tmp_path):
     recipe = load_recipe(path, ["seed=18446744073709551615", "optim.momentum=0", "steps=1e4"])
     assert (recipe.seed, recipe.optim.momentum, recipe.steps) == (2**64 - 1, 0.0, 10_000)
     assert load_recipe(path, ["data.split=a b c.d.e.f"]).data.split == "a b c.d.e.f"
-    with pytest.raises(RecipeError, match="epochs = 1e\\+30"):
-        load_recipe(path, ["epochs=1e30"]).resolved(10)
+    with pytest.raises(RecipeError, match="epochs = 1e\\+12"):
+        load_recipe(path, ["epochs=1e12"]).resolved(10)
 
 
 def test_divisors_are_all_of_them_in_order():
