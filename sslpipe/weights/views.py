@@ -32,7 +32,8 @@ def make_view(
         what: Names the source in messages.
         crop_px: Side of the views; None: `size`, which is judged then.
         size: Side that the weights were trained for.
-        resize: Shorter side before the crop, at `size`; keeps its share at other sizes.
+        resize: Shorter side before the crop, at `size`; at other sizes the whole shorter side is
+            seen, which finds more images of the same class (docs/choosing.md).
         mean: RGB in [0, 1].
         std: RGB in [0, 1].
         interpolation: The library's name; others than bilinear and bicubic become bicubic.
@@ -48,7 +49,7 @@ def make_view(
         crop_px = size
         check_side(what, size)
         check_side(what, resize_px)
-    resize_px = crop_px if squash else scaled_resize(crop_px, size, resize_px)
+    resize_px = crop_px if squash or crop_px != size else max(size, resize_px)
     config = {
         "crop_px": crop_px,
         "resize_px": resize_px,
