@@ -41,7 +41,10 @@ class Reading:
     image_column: Annotated[
         str, option("csv: column of the paths, relative to the file; parquet: of the images.")
     ] = "path"
-    label_column: Annotated[str, option("csv, parquet: column of the classes.")] = "label"
+    label_column: Annotated[
+        str,
+        option("csv, parquet: column of the classes; tars: key in KEY.json, or txt for KEY.txt."),
+    ] = "label"
     split_column: Annotated[str | None, option("csv: column of the splits' names.")] = None
     skip_missing: Annotated[
         bool,

@@ -63,7 +63,7 @@ app.callback()(prepare_workers)
 def build(
     out: OutFolder,
     source: Annotated[
-        str, option("folder, csv, parquet, huggingface, torchvision, idx.")
+        str, option("folder, csv, parquet, huggingface, tars, torchvision, idx.")
     ] = "folder",
     *,
     reading: Reading,
@@ -168,8 +168,9 @@ def index(
 
     A sample is all members up to the first dot of their names: KEY.jpg, KEY.png or KEY.webp (with
     --channels KEY.npy), or its one KEY.ANYTHING.jpg, with an optional integer label in KEY.cls and
-    columns in KEY.json. Images whose names differ behind that dot only (v1.0.jpg, v1.1.jpg) are
-    samples of their own. Other members are skipped, and counted. mean and std in dataset.json are
+    columns in KEY.json. Images whose names differ behind that dot only (v1.0.jpg, v1.1.jpg;
+    7.front.jpg, 7.back.jpg) are samples of their own, to each of which KEY.cls and KEY.json belong.
+    Other members are skipped, and counted. mean and std in dataset.json are
     ImageNet's, those of the channels, or those of the folders that are joined.
     """
     from sslpipe.sharding.arrays import parse_channels, parse_range

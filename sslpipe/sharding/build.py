@@ -206,7 +206,7 @@ def _check_source(source: str, options: SourceOptions) -> None:
         known = SOURCES.names()
         raise DataError(
             f"--source {source!r} is unknown{did_you_mean(source, known)}; known: "
-            f"{', '.join(known)}; tars are not built but indexed: sslpipe shards index"
+            f"{', '.join(known)}; tars are used as they are by sslpipe shards index"
         )
     for option, value, owners in (
         ("--csv", options.csv, ("csv",)),

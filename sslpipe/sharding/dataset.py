@@ -53,12 +53,12 @@ def build_dataset(
 
     Args:
         out: The data set's folder; splits that it has already stay.
-        source: "folder", "csv", "parquet", "huggingface", "torchvision" or "idx".
+        source: "folder", "csv", "parquet", "huggingface", "tars", "torchvision" or "idx".
         root: Folder of the images or files.
         split: Read only this split; its name where the source has none.
         csv: The file of source "csv", one row per image.
         image_column: Of a CSV file: the paths, relative to the file; of parquet: the images.
-        label_column: Of a CSV or parquet file: the classes.
+        label_column: Of a CSV or parquet file: the classes; of tars a key in KEY.json, or "txt".
         split_column: Of a CSV file: the splits' names.
         skip_missing: Skip files of a table that do not exist; `Built.missing` lists them.
         labels: Whether folder names or `label_column` are classes.

@@ -220,7 +220,7 @@ def columns_of_tars(
 
     def read(path: Path) -> tuple[list[str], list[dict[str, object]]]:
         samples = scan_tar(path, suffixes).samples
-        trees = _read_json(path, samples) if fields else [{}] * len(samples)
+        trees = read_json(path, samples) if fields else [{}] * len(samples)
         return [sample.name for sample in samples], trees
 
     names: dict[str, list[str]] = {split: [] for split in shards}
@@ -282,7 +282,7 @@ def parse_pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
-def _read_json(path: Path, samples: Sequence[Sample]) -> list[Tree]:
+def read_json(path: Path, samples: Sequence[Sample]) -> list[Tree]:
     """Read the KEY.json of samples of a tar; {} where there is none. Raises: DataError."""
     trees = []
     with open_file(path) as file:

@@ -32,12 +32,14 @@ from sslpipe.sharding.join_tars import built_paths, join_folders
 from sslpipe.sharding.record import merge_classes, open_manifest
 from sslpipe.sharding.report import Group, Report, Tally, make_report, save_report
 from sslpipe.sharding.scan import (
+    BESIDE,
     OFFSETS,
     Scan,
     index_tar,
     measure,
     offset_rows,
     scan_tar,
+    unread,
 )
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions
 from sslpipe.sharding.split_names import split_of, without_number
@@ -193,11 +195,15 @@ def index_folder(
     splits: dict[str, tuple[ShardFile, ...]] = {}
     left_out = Tally()
     unusual = Tally()
+    has_labels = False
+    has_json = False
     with ThreadPoolExecutor(workers) as pool:
         for name, paths in groups.items():
             indexed = list(pool.map(index, paths))
             splits[name] = tuple(entry for entry, _ in indexed)
             for path, (_, scan) in zip(paths, indexed, strict=True):
+                has_labels = has_labels or any(sample.label >= 0 for sample in scan.samples)
+                has_json = has_json or any(sample.json for sample in scan.samples)
                 for each in scan.left_out:
                     left_out.add(_within(each, path))
                 for each in scan.unusual:
@@ -230,7 +236,18 @@ def index_folder(
         if built and PATH_COLUMN not in known:
             values[name] = side_by_side(values[name], paths_column(built))
     manifest = save_columns(out, manifest.model_copy(update=update), values)
-    report = make_report(out, left_out=left_out.groups(), images=unusual.groups())
+    skipped = left_out.groups()
+    some_tar = next(iter(groups.values()))[0]
+    doubts = unread(skipped, some_tar)
+    has_texts = any(each.what == BESIDE and each.kind == ".txt" for each in skipped)
+    if not has_labels and (has_texts or has_json):
+        member = "KEY.txt" if has_texts else "KEY.json"
+        named = "txt" if has_texts else "NAME_IN_JSON"
+        doubts.append(
+            f"no image has a label, which is KEY.cls; if {member} says the class: sslpipe shards "
+            f"build OUT --source tars --root {some_tar.parent} --label-column {named}"
+        )
+    report = make_report(out, left_out=skipped, images=unusual.groups(), doubts=doubts)
     save_report(out, report)
     return Indexed(manifest, report)
 

@@ -5,6 +5,7 @@ from sslpipe.sharding import layouts
 from sslpipe.sharding.folder import read_folder
 from sslpipe.sharding.sources import SourceReader
 from sslpipe.sharding.tables import read_csv, read_parquet
+from sslpipe.sharding.tars import read_tars
 
 # `--source NAME`; a source of one's own: a function of SourceOptions, and a line here
 _BUILT_IN: dict[str, SourceReader] = {
@@ -14,6 +15,7 @@ _BUILT_IN: dict[str, SourceReader] = {
     "idx": layouts.read_idx,
     "parquet": read_parquet,
     "huggingface": read_parquet,
+    "tars": read_tars,
 }
 SOURCES = Table("source", _BUILT_IN, "sslpipe.sources")
 # sources that read a list of files, some of which may be missing

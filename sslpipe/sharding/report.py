@@ -99,9 +99,9 @@ class Report(BaseModel):
             if split.unlabelled:
                 line += f", {split.unlabelled:,} without a label"
             lines.append(line)
-        lines += [f"skipped: {line}" for line in _group_lines(self.left_out)]
+        lines += [f"skipped: {line}" for line in group_lines(self.left_out)]
         of = f" of {self.looked_at:,}" if self.looked_at else ""
-        lines += [f"images: {line}" for line in _group_lines(self.images, of)]
+        lines += [f"images: {line}" for line in group_lines(self.images, of)]
         lines += [f"look at this: {doubt}" for doubt in self.doubts]
         if len(lines) > MOST_LINES:
             more = len(lines) - MOST_LINES
@@ -109,7 +109,7 @@ class Report(BaseModel):
         return [one_line(line) for line in lines]
 
 
-def _group_lines(groups: Sequence[Group], of: str = "") -> list[str]:
+def group_lines(groups: Sequence[Group], of: str = "") -> list[str]:
     """Write a line for each `what`, the most frequent first, with its kinds and one example."""
     by_what: dict[str, list[Group]] = defaultdict(list)
     for each in groups:

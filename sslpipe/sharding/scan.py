@@ -5,7 +5,7 @@ import hashlib
 import io
 import re
 import tarfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -21,13 +21,16 @@ from sslpipe.data.storage import npy_bytes, read_range
 from sslpipe.errors import DataError, counted
 from sslpipe.portable import forward_slashes, read_at, sha256_of, write_atomically
 from sslpipe.sharding.report import Group, Tally
-from sslpipe.sharding.sources import open_file
+from sslpipe.sharding.sources import SUFFIXES, open_file
 
 # webdataset 1.0.2 splits names like this (filters.py, base_plus_ext; tariterators.py, skip_meta)
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 DOTS = "several dots in their names, at whose first a webdataset key ends; each is a sample"
+SEVERAL = "several images of one key, each of which is a sample with the label and JSON of the key"
+BESIDE = "members beside images"
+WITHOUT_IMAGE = "members of samples without an image"
 OFFSETS = "offsets"  # folder beside dataset.json, of tars that lie elsewhere
 _LABEL_BYTES = 32
 _LONGEST_NAME = 4096  # of a path on Linux
@@ -45,6 +48,7 @@ class Sample(NamedTuple):
     label: int  # -1: none
     name: str  # of the image
     json: tuple[int, int] | None  # KEY.json
+    text: tuple[int, int] | None = None  # KEY.SUFFIX, where another suffix than cls is the label's
 
 
 class Member(NamedTuple):
@@ -91,14 +95,22 @@ class HeaderFile(io.FileIO):
         return super().read(size)
 
 
-def scan_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> Scan:
+def scan_tar(
+    path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES, *, label_suffix: str | None = None
+) -> Scan:
     """List the samples of a webdataset tar, in file order.
 
     Members are a sample up to the FIRST dot of their names, as in webdataset. Its image is KEY.jpg
     (or another of the suffixes), else its one KEY.ANYTHING.jpg. Where names of several images
-    differ behind the first dot only (v1.0.jpg, v1.1.jpg), and no member is KEY.SUFFIX, these are
-    samples up to the LAST dot. A label is the integer text in KEY.cls. Only regular files count;
-    what is in no sample is counted by kind.
+    differ behind the first dot only (v1.0.jpg, v1.1.jpg; 7.front.jpg, 7.back.jpg), and none is
+    KEY.jpg, these are samples up to the LAST dot, and KEY.cls and KEY.json belong to each. A label
+    is the integer text in KEY.cls. Only regular files count; what is in no sample is counted by
+    kind.
+
+    Args:
+        path: The tar.
+        suffixes: Of its images.
+        label_suffix: Find the member KEY.SUFFIX for `Sample.text`, and take no label of KEY.cls.
 
     Raises: DataError where the tar is compressed or cut, members of a sample do not lie together, a
     sample has two images, or a .cls is no integer.
@@ -107,28 +119,62 @@ def scan_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> Scan:
     unusual = Tally()
     seen: set[str] = set()
     members, left_out = list_members(path)
-    by_stem = _keys_of_several(members, suffixes)
+    several = _keys_of_several(members, suffixes)
+    kinds = (label_suffix or "cls", "json")
+    shared: dict[str, list[Member]] = defaultdict(list)  # by key
+    for member in members:
+        if member.key in several and member.suffix in kinds:
+            shared[member.key].append(member)
     with open_file(path) as file:
-        for key, group in groupby(members, lambda m: m.stem if m.key in by_stem else m.key):
+        for key, group in groupby(members, lambda m: m.stem if m.key in several else m.key):
+            own = [member for member in group if member not in shared.get(member.key, ())]
+            if not own:
+                continue
             if key in seen:
                 raise DataError(
                     f"{path}: the members of {key!r} do not lie together (a key ends at the first "
                     "dot of a name); write them again side by side"
                 )
             seen.add(key)
-            own = _to_sample(path, file.fileno(), key, [*group], suffixes, left_out)
-            for sample in own:
-                if "." in sample.key.rpartition("/")[2]:
-                    unusual.add(Group(what=DOTS, count=1, example=sample.name))
-            samples += own
+            beside = shared.get(own[0].key, ())
+            sample = _to_sample(
+                path=path,
+                descriptor=file.fileno(),
+                group=own,
+                shared=beside,
+                image_suffixes=suffixes,
+                label_suffix=label_suffix,
+                left_out=left_out,
+            )
+            if sample is None:
+                continue
+            samples.append(sample)
+            if beside:
+                kind = sample.name.rpartition("/")[2].partition(".")[2]
+                what = Group(what=SEVERAL, kind=f".{kind}", count=1, example=sample.name)
+                unusual.add(what)
+            elif "." in sample.key.rpartition("/")[2]:
+                unusual.add(Group(what=DOTS, count=1, example=sample.name))
     return Scan(samples, left_out.groups(), unusual.groups())
 
 
 def _keys_of_several(members: Sequence[Member], suffixes: Sequence[str]) -> set[str]:
-    """Return the keys, to the first dot, of several images and of no member KEY.SUFFIX."""
+    """Return the keys, to the first dot, of several images of which none is KEY.SUFFIX."""
     images = Counter(member.key for member in members if member.kind in suffixes)
-    plain = {member.key for member in members if member.suffix == member.kind}
+    plain = {member.key for member in members if member.suffix in suffixes}
     return {key for key, count in images.items() if count > 1} - plain
+
+
+def unread(left_out: Sequence[Group], path: Path) -> list[str]:
+    """Name images in formats that shards do not hold, and the command that stores them anew."""
+    found = [each for each in left_out if each.what == WITHOUT_IMAGE and each.kind in SUFFIXES]
+    if not found:
+        return []
+    kinds = ", ".join(f"{each.count:,} {each.kind}" for each in found)
+    return [
+        f"images in formats that training does not read: {kinds}; sslpipe shards build OUT "
+        f"--source tars --root {path.parent} stores them as PNG"
+    ]
 
 
 def offset_rows(samples: list[Sample]) -> NDArray[np.int64]:
@@ -162,7 +208,7 @@ def index_tar(
         )
         raise DataError(
             f"{path} has no member {wanted if suffixes == IMAGE_SUFFIXES else 'KEY.npy'}; it has: "
-            f"{there or 'nothing'}"
+            f"{there or 'nothing'}{''.join(f'; {line}' for line in unread(scan.left_out, path))}"
         )
     rows = offset_rows(scan.samples)
     if numbers is not None:
@@ -257,74 +303,83 @@ def list_members(path: Path) -> tuple[list[Member], Tally]:
 
 
 def _to_sample(
+    *,
     path: Path,
     descriptor: int,
-    key: str,
     group: list[Member],
+    shared: Sequence[Member],
     image_suffixes: Sequence[str],
+    label_suffix: str | None,
     left_out: Tally,
-) -> list[Sample]:
-    """Make a sample of the members of one key; [] without an image. Raises: DataError."""
+) -> Sample | None:
+    """Make a sample of members that lie together; None without an image. Raises: DataError."""
+    key = group[0].key
     if len({member.suffix for member in group}) < len(group):
         raise DataError(f"{path}: two members of {key!r} have the same suffix")
     # its image
     plain = [member for member in group if member.suffix in image_suffixes]
     images = plain or [member for member in group if member.kind in image_suffixes]
+    if len(images) > 1:  # such as KEY.tif beside KEY.jpg
+        images = [member for member in images if member.kind in IMAGE_SUFFIXES] or images
     if len(images) > 1:
         more = "" if plain else "; a key ends at the first dot of a name: rename them"
         raise DataError(f"{path}: {key!r} has {len(images)} images; a sample has one{more}")
     if not images:
         for member in group:
-            left_out.add(_group("members of samples without an image", member))
-        return []
+            left_out.add(_group(WITHOUT_IMAGE, member))
+        return None
     image = images[0]
     if image.size > MAX_BYTES:
         left_out.add(_group(f"images of more than {MAX_BYTES:,} bytes", image))
-        return []
+        return None
     # what belongs to it: KEY.cls and KEY.json, where KEY is the image's name to its last dot or key
     label = -1
     used = [image]
-    classes = _belonging(group, image, key, "cls")
+    members = [*shared, *group]
+    text = None if label_suffix is None else _belonging(members, image, label_suffix)
+    if text is not None:
+        used.append(text)
+    classes = _belonging(members, image, "cls") if label_suffix is None else None
     if classes is not None:
         used.append(classes)
-        text = read_at(descriptor, min(classes.size, _LABEL_BYTES), classes.data)
-        if not re.fullmatch(rb"\s*(-1|\d{1,18})\s*", text):
+        raw = read_at(descriptor, min(classes.size, _LABEL_BYTES), classes.data)
+        if not re.fullmatch(rb"\s*(-1|\d{1,18})\s*", raw):
             raise DataError(
-                f"{path}: {classes.name} holds {text!r}, not an integer >= 0 (-1: no label)"
+                f"{path}: {classes.name} holds {raw!r}, not an integer >= 0 (-1: no label); of "
+                f"names make classes by sslpipe shards build OUT --source tars --root {path.parent}"
             )
-        label = int(text)
-    json = _belonging(group, image, key, "json")
+        label = int(raw)
+    json = _belonging(members, image, "json")
     if json is not None:
         used.append(json)
     for member in group:
         if member not in used:
-            left_out.add(_group("members beside images", member))
+            left_out.add(_group(BESIDE, member))
     # a large member beside an image is not read with it
     first = group[0]
     last = group[-1]
     if last.end - first.start > MOST_SAMPLE_BYTES:
         first = last = image
-    return [
-        Sample(
-            key=image.stem,
-            start=first.start,
-            end=last.end,
-            image=(image.data, image.size),
-            label=label,
-            name=image.name,
-            json=None if json is None else (json.data, json.size),
-        )
-    ]
+    return Sample(
+        key=image.stem,
+        start=first.start,
+        end=last.end,
+        image=(image.data, image.size),
+        label=label,
+        name=image.name,
+        json=None if json is None else (json.data, json.size),
+        text=None if text is None else (text.data, text.size),
+    )
 
 
 def _group(what: str, member: Member) -> Group:
     return Group(what=what, kind=f".{member.suffix}", count=1, example=member.name)
 
 
-def _belonging(group: list[Member], image: Member, key: str, kind: str) -> Member | None:
-    """Find the member of a kind that is named as the image, else as the sample's key."""
-    by_stem = {member.stem: member for member in group if member.kind == kind}
-    return by_stem.get(image.stem, by_stem.get(key))
+def _belonging(members: Sequence[Member], image: Member, kind: str) -> Member | None:
+    """Find the member of a kind that is named as the image, else as its key."""
+    by_stem = {member.stem: member for member in members if member.kind == kind}
+    return by_stem.get(image.stem, by_stem.get(image.key))
 
 
 # --- the type of images in tars

@@ -85,10 +85,9 @@ def test_every_member_of_a_tar_is_in_a_sample_or_is_counted(layout, tmp_path, ca
 @pytest.mark.parametrize(
     ("names", "remedy"),
     [
-        (["0.left.jpg", "0.right.jpg", "0.cls=1"], "first dot"),
         (["0.jpg", "1.jpg", "0.left.jpg"], "first dot"),
         (["0.jpg", "0.png"], "a sample has one"),
-        (["0.tif", "1.bmp"], "without an image .tif"),
+        (["0.tif", "1.bmp"], "--source tars"),
     ],
 )
 def test_a_tar_that_cannot_be_read_as_meant_is_named_with_its_key(names, remedy, tmp_path, capsys):

@@ -1,0 +1,158 @@
+"""Read the images of webdataset tars that others made, to write them anew: as PNG, smaller, cut."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sslpipe.data.index import IMAGE_SUFFIXES
+from sslpipe.data.storage import read_range
+from sslpipe.errors import DataError, did_you_mean
+from sslpipe.files import Tree
+from sslpipe.portable import read_at
+from sslpipe.sharding.gather import read_json
+from sslpipe.sharding.index import find_tars
+from sslpipe.sharding.report import Group, group_lines, merge_groups
+from sslpipe.sharding.scan import Sample, scan_tar
+from sslpipe.sharding.sources import (
+    SUFFIXES,
+    Images,
+    SourceOptions,
+    chosen_splits,
+    merged_classes,
+    number_labels,
+    open_file,
+    readable,
+    root_folder,
+)
+from sslpipe.sharding.split_names import split_of
+
+LABEL_COLUMN = "label"  # the default of --label-column, for which KEY.cls comes first
+MOST_LABEL_BYTES = 1024
+# those that shards hold come first where a sample has several
+_SUFFIXES = (*IMAGE_SUFFIXES, *(each[1:] for each in SUFFIXES if each[1:] not in IMAGE_SUFFIXES))
+
+
+class _Tar(NamedTuple):
+    """The samples of a tar, the class and KEY.json of each, and what is in no sample."""
+
+    path: Path
+    samples: list[Sample]
+    labels: list[str | None]
+    trees: list[Tree]
+    left_out: list[Group]
+    unusual: list[Group]
+
+
+def read_tars(options: SourceOptions) -> dict[str, Images]:
+    """Read webdataset tars in a folder; a sample is what `scan_tar` takes for one.
+
+    Its class is the text of KEY.NAME, else the key NAME of KEY.json, where NAME is --label-column;
+    by default KEY.cls, else `label` of KEY.json. Columns are keys of KEY.json.
+    """
+    root = root_folder(options)
+    if root.resolve() in [folder.resolve() for folder in options.without]:
+        raise DataError(f"{root} holds the tars that are read; write the data set elsewhere")
+    groups = find_tars(root, None)
+    if len(groups) == 1 and not split_of(next(iter(groups))):  # a name that says nothing of splits
+        groups = {options.split or "train": next(iter(groups.values()))}
+    chosen = chosen_splits(options, groups, root)
+    tars = {split: [_read_tar(path, options) for path in paths] for split, paths in groups.items()}
+    _check_known(root, tars, options)
+    all_labels = {label for own in tars.values() for tar in own for label in tar.labels}
+    images = {split: _images(tars[split], all_labels, options) for split in chosen}
+    first = images[chosen[0]]
+    said = [each for split in chosen for tar in tars[split] for each in _within(tar, tar.left_out)]
+    unusual = [
+        each for split in chosen for tar in tars[split] for each in _within(tar, tar.unusual)
+    ]
+    doubts = [*merged_classes(all_labels), *group_lines(merge_groups(unusual))]
+    return {**images, chosen[0]: replace(first, left_out=merge_groups(said), doubts=doubts)}
+
+
+def _read_tar(path: Path, options: SourceOptions) -> _Tar:
+    """List the samples of a tar, and read what belongs to them. Raises: DataError."""
+    column = options.label_column or LABEL_COLUMN
+    suffix = "cls" if column == LABEL_COLUMN else column.lower()
+    scan = scan_tar(path, _SUFFIXES, label_suffix=suffix)
+    labels: list[str | None] = [None] * len(scan.samples)
+    is_needed = options.labels or options.fields
+    trees = read_json(path, scan.samples) if is_needed else [Tree()] * len(scan.samples)
+    if options.labels:
+        labels = [_text_of(tree.get(column)) for tree in trees]
+        with open_file(path) as file:
+            for place, sample in enumerate(scan.samples):
+                if sample.text is not None:
+                    start, size = sample.text
+                    raw = read_at(file.fileno(), min(size, MOST_LABEL_BYTES), start)
+                    labels[place] = raw.decode(errors="backslashreplace").strip()
+    return _Tar(
+        path=path,
+        samples=scan.samples,
+        labels=labels,
+        trees=trees,
+        left_out=scan.left_out,
+        unusual=scan.unusual,
+    )
+
+
+def _text_of(value: object) -> str | None:
+    """Return a class as JSON has it: a text, or a whole number. Raises: DataError for others."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return str(value)
+    raise DataError(
+        f"--label-column: {value!r} in a KEY.json is neither a text nor an integer; name another "
+        "key, or give --no-labels"
+    )
+
+
+def _check_known(root: Path, tars: dict[str, list[_Tar]], options: SourceOptions) -> None:
+    """Raise DataError for a column, or a column of classes, that no sample has."""
+    every = [tar for own in tars.values() for tar in own]
+    if not any(tar.samples for tar in every):
+        raise DataError(f"{root}: its tars hold no image KEY.jpg, KEY.png, ..., KEY.tif")
+    keys = sorted({key for tar in every for tree in tar.trees for key in tree})
+    there = f"in their KEY.json is: {', '.join(keys[:20]) or 'nothing'}"
+    column = options.label_column
+    is_asked = options.labels and column != LABEL_COLUMN
+    if is_asked and all(label is None for tar in every for label in tar.labels):
+        raise DataError(
+            f"--label-column {column!r}: no sample has a member KEY.{column} or this key"
+            f"{did_you_mean(column or '', keys)}; {there}; or give --no-labels"
+        )
+    for name in options.fields:
+        if name not in keys:
+            raise DataError(
+                f"--columns {name!r}: no sample has it{did_you_mean(name, keys)}; {there}"
+            )
+
+
+def _images(tars: Sequence[_Tar], all_labels: set[str | None], options: SourceOptions) -> Images:
+    places = [(tar.path, *sample.image) for tar in tars for sample in tar.samples]
+    labels, classes = number_labels([each for tar in tars for each in tar.labels], all_labels)
+
+    def read(number: int) -> bytes:
+        path, start, size = places[number]
+        return read_range(str(path), start, start + size)
+
+    return Images(
+        names=[readable(sample.name) for tar in tars for sample in tar.samples],
+        labels=labels,
+        sizes=np.array([size for _, _, size in places], np.int64),
+        classes=classes,
+        read=read,
+        cells={
+            name: [tree.get(name) for tar in tars for tree in tar.trees] for name in options.fields
+        },
+        origin="typed",
+    )
+
+
+def _within(tar: _Tar, groups: Sequence[Group]) -> list[Group]:
+    return [
+        each.model_copy(update={"example": f"{each.example} in {tar.path.name}"}) for each in groups
+    ]
