@@ -24,6 +24,7 @@ from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
 from benchmarks.gpu.common import Bench, SkippedError, check
 from benchmarks.graded import choice as graded_choice
+from benchmarks.graded import chosen as graded_chosen
 from benchmarks.graded import data as graded
 from benchmarks.graded import jobs
 from benchmarks.graded import table as graded_table
@@ -368,6 +369,24 @@ def test_the_regret_of_a_choice_is_what_the_best_row_has_more(tmp_path, monkeypa
     few = graded_choice.with_few_labels({"a": made(tmp_path, "toy", "train", "lite1@128")}, 1)["a"]
     assert Counter(few.labels.tolist()) == {-1: 72 - 24, **dict.fromkeys(range(12), 2)}
     assert torch.equal(few.labels[few.labels >= 0], labels[few.labels >= 0])
+
+
+def test_among_all_classes_an_image_of_train_may_be_the_nearest(monkeypatch) -> None:
+    rows = {
+        "test": ([0.0, 0.1, 1.0, 1.1], [0, 0, 1, 1]),  # angles: every image finds its class
+        "train": ([0.04, 2.0, 2.1], [2, 2, 2]),  # the first one is nearest to both of class 0
+    }
+
+    def embed(source, data, split, device):
+        angles, labels = (torch.tensor(each) for each in rows[split])
+        features = torch.stack([angles.cos(), angles.sin()], dim=1)
+        return Embeddings(features, labels, torch.arange(len(labels)))
+
+    monkeypatch.setattr(graded_chosen, "embed", embed)
+    found = graded_chosen.score("a", Path("b"))
+    assert found["Recall@1"].values.tolist() == [1, 1, 1, 1]
+    assert found[graded_chosen.ALL].values.tolist() == [0, 0, 1, 1]
+    assert found[graded_chosen.ALL].classes.tolist() == [0, 0, 1, 1]
 
 
 def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:

@@ -1,0 +1,115 @@
+"""What labels bring beyond `sslpipe choose`: the three commands of docs/choosing.md on graded sets.
+
+    python -m benchmarks.graded.chosen out/graded --sets stamps \
+        [--json docs/measured/graded_chosen.json] [--set steps=600]
+
+`choose` ranks EfficientNet-Lite0 (out/graded/lite0.pth) at the sizes of PX on the train classes,
+recipes/metric/my_images_mobile.toml starts from its answer, and `choose` ranks the run beside the
+start on the classes that the run held out. Each of the four backbones, read as a user reads it,
+then embeds the test classes: Recall@1 and MAP@R among themselves, and Recall@1 among all classes,
+those of train included. A row is compared with the choice before training, query by query, with an
+interval over classes. `cpu_s` is the CPU time of the training with its watch, imports included.
+--json keeps the rows of earlier calls.
+"""
+
+import json
+import resource
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from benchmarks.common import machine, parser, print_table, save, sslpipe
+from benchmarks.graded.data import CHARACTERS
+from benchmarks.graded.table import SETS
+from benchmarks.trainings import RECIPES, Column, Tree, paired, percent
+from sslpipe import embed
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.retrieval import retrieval_per_query
+
+PX = (96, 160)
+START, CHOSEN, TRAINED, JOINED = "start", "start, chosen", "trained", "trained, chosen"
+ALL = "Recall@1 among all"
+METRICS = {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
+
+
+def main() -> None:
+    parse = parser(__doc__)
+    parse.add_argument("folder", type=Path, help="what `benchmarks.graded.data` wrote, and weights")
+    parse.add_argument("--sets", nargs="+", default=SETS, choices=(*SETS, CHARACTERS))
+    parse.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parse.add_argument("--set", nargs="+", default=[], help="settings of the recipe, KEY=VALUE")
+    args = parse.parse_args()
+    torch.set_num_threads(1)
+    known = args.json is not None and args.json.exists()
+    rows = json.loads(args.json.read_text())["rows"] if known else []
+    for name in args.sets:
+        for seed in args.seeds:
+            with TemporaryDirectory() as folder:
+                rows += run(args.folder, name, seed, args.set, Path(folder))
+            save(args.json, {"machine": machine(1), "sizes": PX, "rows": rows})
+    shown = (*METRICS, ALL)
+    cells = ([row["set"], row["what"], *(percent(row[m]) for m in shown)] for row in rows)
+    print_table(["set", "backbone", *(f"{m}, more than the choice" for m in shown)], cells)
+
+
+def run(folder: Path, name: str, seed: int, settings: list[str], out: Path) -> list[Tree]:
+    """Choose, train and choose again; return a row for each of the four backbones."""
+    data = folder / name / "dataset.json"
+    weights = f"timm/tf_efficientnet_lite0@{folder / 'lite0.pth'}"
+    choice, trained, joined = (out / each for each in ("choice", "run", "joined"))
+    common = ("--data", data, "--device", "cpu")
+    sizes = [word for px in PX for word in ("--px", px)]
+    sslpipe("choose", weights, *sizes, *common, "--out", choice)
+    recipe = RECIPES / "metric" / "my_images_mobile.toml"
+    before_s = children_s()
+    words = ("--init", choice, "--data", data, "--run-dir", trained)
+    sslpipe("train", recipe, *words, f"seed={seed}", "run.device=cpu", *settings)
+    cpu_s = round(children_s() - before_s, 1)
+    sslpipe("choose", choice, trained, *common, "--out", joined)
+    backbones = {
+        START: f"{weights}@{PX[0]}",
+        CHOSEN: choice,
+        TRAINED: trained,
+        JOINED: joined / "backbone",
+    }
+    columns = {what: score(source, data) for what, source in backbones.items()}
+    rows = []
+    for what, own in columns.items():
+        row: dict[str, Any] = {"set": name, "what": what, "seed": seed, "settings": settings}
+        if what in (TRAINED, JOINED):
+            row["cpu_s"] = cpu_s
+        for metric, column in own.items():
+            other = columns[CHOSEN][metric].values
+            more = paired(column.values, other, column.classes)
+            row[metric] = {**more, "score": round(float(column.values.mean()), 5)}
+        rows.append(row)
+    return rows
+
+
+def children_s() -> float:
+    """Return the CPU seconds of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def score(source: str | Path, data: Path) -> dict[str, Column]:
+    """Search each test image among the others of test, and among those of train, too."""
+    seen, tested = (embed(source, data, split, device="cpu") for split in ("train", "test"))
+    seen = seen._replace(ids=seen.ids + int(tested.ids.max()) + 1)
+    alone = retrieval_per_query(tested, tested, k=(1,), exclude_same_id=True)
+    everyone = Embeddings.joined([tested, seen])
+    among = retrieval_per_query(everyone, tested, k=(1,), exclude_same_id=True)
+    has_match = alone.matches > 0
+    classes = tested.labels.numpy()[has_match]
+    found = {
+        metric: Column(alone.values[has_match, alone.names.index(name)], classes)
+        for metric, name in METRICS.items()
+    }
+    recall = among.values[has_match, among.names.index("Recall@1")]
+    return {**found, ALL: Column(recall, classes)}
+
+
+if __name__ == "__main__":
+    main()
