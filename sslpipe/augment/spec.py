@@ -17,6 +17,9 @@ _LEAST_STD = 1e-6
 _MOST_LEVEL = 1e3
 
 
+LEAST = 1e-6  # of an interval's low: areas, ratios and lengths so small are slips
+
+
 def setting(default: float | tuple[float, float], doc: str, *, most: float = math.inf) -> Any:
     """Declare a setting of a view: a field of ViewSpec, or one that an Op brings along.
 
@@ -123,9 +126,9 @@ def _check(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
             not isinstance(value, list | tuple)
             or len(value) != 2
             or not all(_is_number(item) and math.isfinite(item) for item in value)
-            or not 0 < value[0] <= value[1]
+            or not LEAST <= value[0] <= value[1]
         ):
-            raise ValueError(f"{name} = {shown!r} is not [low, high] with 0 < low <= high")
+            raise ValueError(f"{name} = {shown!r} is not [low, high], {LEAST:g} <= low <= high")
         value = float(value[0]), float(value[1])
     elif not _is_number(value):
         raise ValueError(f"{name} = {value!r} is not a number")

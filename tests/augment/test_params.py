@@ -227,6 +227,7 @@ def test_an_unknown_preset_or_key_names_the_nearest():
         *("mean=[1, 2]", "mean=[0.5, 0.5, 0.5, 0.5]", "mean=0.5", "mean=[true, 0, 0]"),
         *("std=[0.5, 0.5, 0]", "std=[0.5, 0.5, -1]", "std=[0.5, 0.5, 1e9]", "normalize=3"),
         *("crop_px=65536", "crop_px=true", "contrast=1e300", "crop_ratio=[1e-3, 1e300]"),
+        *("crop_ratio=[1e-300, 0.1]", "crop_area=[1e-9, 1.0]"),
         *("crop_area=[true, true]", "blur_sigma=[1, 1e9]", "preset=7"),
     ],
 )
