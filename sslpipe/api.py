@@ -7,13 +7,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError
+from sslpipe.errors import UserError, as_path
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.embed import embed as embed_split
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
+from sslpipe.export.model import Picture
 from sslpipe.export.named import open_init
 from sslpipe.kinds import kind_of
 from sslpipe.plan import Pretraining
@@ -33,12 +40,16 @@ if TYPE_CHECKING:
     from sslpipe.report.embeddings import Features
 
 
+# what `FrozenBackbone.encode` takes, but for the path of one image, which may be a data set
+Images = Sequence[Picture] | NDArray[Any] | Tensor | bytes | Image.Image
+
+
 def train(
     recipe: RunRecipe | str | Path,
     data: DatasetIndex | str | Path,
     run_dir: str | Path,
     *,
-    init: FrozenBackbone | str | Path | None = None,
+    init: nn.Module | str | Path | None = None,
     checkpoint: str | None = None,
     weights: Weights | None = None,
     overrides: Sequence[str] = (),
@@ -62,13 +73,13 @@ def train(
     Raises:
         UserError: For what the user can mend: recipe, data, launch, a directory in use.
     """
-    if isinstance(recipe, str | Path):
-        with made_with(plugins_of(Path(run_dir))):
+    run_dir = as_path(run_dir, "run_dir")
+    if not isinstance(recipe, RunRecipe):
+        with made_with(plugins_of(run_dir)):
             recipe = load_recipe(recipe, overrides)
     elif overrides:
         raise UserError("overrides are for the path of a recipe, and this is a recipe already")
-    run_dir = Path(run_dir)
-    index = data if isinstance(data, DatasetIndex) else load_index(str(data))
+    index = load_index(data)
     with reported_refusal(run_dir):
         named = open_init(recipe, init, checkpoint=checkpoint, weights=weights, run_dir=run_dir)
         plan = make_plan(recipe, index, named, run_dir)
@@ -84,38 +95,52 @@ def train(
 
 
 def embed(
-    model: FrozenBackbone | str | Path,
-    data: DatasetIndex | str | Path,
-    split: str = "test",
+    model: nn.Module | str | Path,
+    data: DatasetIndex | str | Path | Images,
+    split: str | None = None,
     *,
     device: str = "auto",
     batch_size: int = 256,
     num_workers: int = 2,
 ) -> Embeddings:
-    """Compute the features of a split, as `sslpipe embed` does.
+    """Compute the features of a split, as `sslpipe embed` does, or of images.
 
     >>> train = sslpipe.embed("out/backbone", "out/photos/dataset.json", "train")
     >>> test = sslpipe.embed("out/backbone", "out/photos/dataset.json", "test")
     >>> print(sslpipe.knn(train.features, train.labels, test.features, test.labels))
+    >>> photos = sslpipe.embed("out/backbone", sorted(Path("MY_PHOTOS").rglob("*.jpg")))
 
     Args:
         model: What `load_backbone` takes, or returns; it is not moved.
-        data: The data set's index, or the path or URL of its dataset.json.
-        split: Its name.
+        data: The data set's index, or the path or URL of its dataset.json. Or images, as `encode`
+            of a backbone takes them: a list of paths, PIL images or arrays, an array or a tensor.
+        split: Its name; None: "test". Images have none.
         device: Where to compute: "auto", "cpu", "cuda" or "mps".
-        batch_size: Samples at a time.
-        num_workers: Threads that decode.
+        batch_size: Samples of a split at a time.
+        num_workers: Threads that decode the samples of a split.
 
     Returns:
         features (N, F) float32 on the CPU, flattened where the export is; labels (N,), -1 for
-        none; ids (N,) in the split. Samples that cannot be decoded have no row, and are warned of.
+        none; ids (N,) in the split, or places in the list. What cannot be decoded has no row, and
+        is warned of.
 
     Raises:
         UserError: The model, the data set or the device cannot be had, or they do not fit.
     """
-    index = data if isinstance(data, DatasetIndex) else load_index(str(data))
-    backbone = load_backbone(model)
     target = pick_device(device, f"device = {device!r}")
+    if isinstance(data, list | tuple | np.ndarray | Tensor | bytes | Image.Image):
+        if split is not None:
+            raise UserError(f"split = {split!r} is of a data set, and these are images; omit it")
+        return _embed_images(load_backbone(model), data, target)
+    if not isinstance(data, DatasetIndex | str | Path):
+        raise UserError(
+            f"embed takes a data set (its index, or the path of its dataset.json) or images (a "
+            f"list of paths, PIL images or arrays), not a {type(data).__name__}; of a torch "
+            "Dataset embed lists of images, such as [dataset[i][0] for i in range(64)]"
+        )
+    index = load_index(data)
+    split = "test" if split is None else split
+    backbone = load_backbone(model)
     fitting, (rows,) = backbone.matched(index.split(split))
 
     def warn(bad: Quarantined) -> None:
@@ -136,11 +161,26 @@ def embed(
     return features if fitting.whitening is None else fitting.whitening(features)
 
 
+def _embed_images(model: FrozenBackbone, images: Images, device: str) -> Embeddings:
+    """Compute features of images, numbered by their places; what cannot be decoded is warned of."""
+    skipped: list[int] = []
+
+    def warn(place: int, reason: str) -> None:
+        skipped.append(place)
+        warnings.warn(f"images[{place}] has no row: {reason}", stacklevel=4)
+
+    network = model if device == "cpu" else copy.deepcopy(model).to(device)
+    features = network.encode(images, on_bad=warn).cpu()
+    places = torch.arange(len(features) + len(skipped))
+    ids = places[~torch.isin(places, torch.tensor(skipped, dtype=torch.int64))]
+    return Embeddings(features, torch.full_like(ids, -1), ids)
+
+
 def check_recipe(
     recipe: RunRecipe | str | Path,
     data: DatasetIndex | str | Path,
     *,
-    init: FrozenBackbone | str | Path | None = None,
+    init: nn.Module | str | Path | None = None,
     checkpoint: str | None = None,
     weights: Weights | None = None,
     overrides: Sequence[str] = (),
@@ -166,19 +206,20 @@ def check_recipe(
     """
     from sslpipe.check import check_plan
 
-    if isinstance(recipe, str | Path):
-        init = start_of(Path(recipe), init)
-        recipe = load_recipe_or_run(Path(recipe), overrides)
+    if not isinstance(recipe, RunRecipe):
+        path = as_path(recipe, "recipe")
+        init = start_of(path, init)
+        recipe = load_recipe_or_run(path, overrides)
     elif overrides:
         raise UserError("overrides are for the path of a recipe, and this is a recipe already")
-    index = data if isinstance(data, DatasetIndex) else load_index(str(data))
+    index = load_index(data)
     return check_plan(plan_from(recipe, index, init, checkpoint=checkpoint, weights=weights))
 
 
 def plan_from(
     recipe: RunRecipe,
     index: DatasetIndex,
-    init: FrozenBackbone | str | Path | None,
+    init: nn.Module | str | Path | None,
     *,
     checkpoint: str | None = None,
     weights: Weights | None = None,
@@ -242,8 +283,8 @@ def write_report(
     from sslpipe.report.run import read_run
     from sslpipe.report.run_page import build_page, searched_split, shown_split
 
-    given = [run_dirs] if isinstance(run_dirs, str | Path) else run_dirs
-    folders = [Path(each) for each in given]
+    given = run_dirs if isinstance(run_dirs, list | tuple) else [run_dirs]
+    folders = [as_path(each, "run_dirs") for each in given]
     if not folders:
         raise UserError("a report needs a run; name one or more")
     several = len(folders) > 1
@@ -254,8 +295,8 @@ def write_report(
         if each.resolve() in [other.resolve() for other in folders[:number]]:
             raise UserError(f"{each} is named twice; name each run once")
     first = folders[0]
-    index = data if data is None or isinstance(data, DatasetIndex) else load_index(str(data))
-    target = report_file(folders) if out is None else Path(out)
+    index = None if data is None else load_index(data)
+    target = report_file(folders) if out is None else as_path(out, "out")
     if several:
         runs = [read_run(each) for each in folders]
         page = build_comparison(dict(zip(names_apart(folders, runs), runs, strict=True)))

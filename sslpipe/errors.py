@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _MOST_CHARACTERS = 4000  # of a message: an input may be megabytes
 # control characters, line ends, marks that turn the direction of text, halves of characters
@@ -46,6 +47,19 @@ class WeightsError(UserError):
 
 class ExportError(UserError):
     """An export could not be proved equal to the trained backbone."""
+
+
+def as_path(value: object, argument: str, error: type[UserError] = UserError) -> Path:
+    """Return an argument as a path, or raise an error that names it."""
+    if not isinstance(value, str | Path) or value == "":
+        raise error(f"{argument} = {shown(value)} is no path; give a str or a pathlib.Path")
+    return Path(value)
+
+
+def check_list(values: object, argument: str, error: type[UserError] = UserError) -> None:
+    """Raise an error that names an argument, where it is one value instead of a list of them."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise error(f"{argument} = {shown(values)} is not a list; give [{shown(values)}]")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

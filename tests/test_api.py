@@ -1,19 +1,23 @@
 """What a notebook does in one line each: the names of the package, and whole runs from Python."""
 
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+import timm
 import torch
 from accelerate import PartialState
+from PIL import Image
 
 import sslpipe
 from sslpipe.errors import UserError
 from sslpipe.run.accelerator import join_processes
 from tests.helpers import finetunes, runs
-from tests.helpers.dataset import picture, write_dataset
+from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.exports import trained
 from tests.helpers.runs import ROOT, final_weights, python, write_recipe
 
@@ -143,3 +147,112 @@ def test_features_of_a_split_are_those_of_encode(tmp_path):
     assert rows.labels.tolist() == [number % 3 for number in rows.ids.tolist()]
     expected = backbone.encode([picture(number) for number in rows.ids.tolist()])
     torch.testing.assert_close(rows.features, expected)
+
+
+def test_images_are_embedded_in_one_call_whatever_holds_them(tmp_path):
+    backbone = trained()
+    images = [png(picture(number)) for number in range(5)]
+    (tmp_path / "sub dir").mkdir()
+    paths = [tmp_path / "sub dir" / f"{number}.png" for number in range(5)]
+    for path, image in zip(paths, images, strict=True):
+        path.write_bytes(image)
+    opened = [Image.open(path).convert("RGB") for path in paths]
+    arrays = [np.asarray(image) for image in opened]
+    expected = torch.cat([backbone.encode(image) for image in images])
+    for same in (paths, [str(path) for path in paths], images, opened, arrays, tuple(paths)):
+        rows = sslpipe.embed(backbone, same, device="cpu")
+        torch.testing.assert_close(rows.features, expected)
+        assert rows.labels.tolist() == [-1] * 5
+        assert rows.ids.tolist() == [0, 1, 2, 3, 4]
+    alone = sslpipe.embed(backbone, images[2], device="cpu")
+    torch.testing.assert_close(alone.features, expected[2:3])
+    # what cannot be decoded is warned of, and the others keep their numbers
+    paths[1].write_bytes(b"no picture")
+    with pytest.warns(UserWarning, match=r"images\[1\].*1\.png"):
+        rows = sslpipe.embed(backbone, paths, device="cpu")
+    assert rows.ids.tolist() == [0, 2, 3, 4]
+    torch.testing.assert_close(rows.features, expected[rows.ids])
+    with pytest.raises(UserError, match=r"split = .train. .*omit it"):
+        sslpipe.embed(backbone, paths, "train")
+
+
+class Images(torch.utils.data.Dataset):
+    """What a notebook may hold."""
+
+
+WRONG = {
+    "backbone 3": (lambda t: sslpipe.load_backbone(3), r"3 \(int\).*give a path"),
+    "backbone None": (lambda t: sslpipe.load_backbone(None), "give a path"),
+    "backbone of no text": (lambda t: sslpipe.load_backbone(""), "give a path"),
+    "state dict": (lambda t: sslpipe.load_backbone({"a": torch.ones(1)}), "goes into its network"),
+    "export 3": (lambda t: sslpipe.export_backbone(3, t / "out"), "give a path"),
+    "export to 3": (lambda t: sslpipe.export_backbone(trained(), 3), "out = 3"),
+    "one format": (lambda t: sslpipe.export_backbone(trained(), t, "onnx"), r"formats = .*\['onnx"),
+    "index 3": (lambda t: sslpipe.load_index(3), r"not by 3 \(int\)"),
+    "index None": (lambda t: sslpipe.load_index(None), "dataset.json, not by None"),
+    "index of images": (lambda t: sslpipe.load_index(t), "--root .*build_dataset"),
+    "index of a picture": (lambda t: sslpipe.load_index(t / "a.png"), r"a\.png is a file.*list"),
+    "embed a folder": (lambda t: sslpipe.embed(trained(), str(t)), "--root .*build_dataset"),
+    "embed None": (lambda t: sslpipe.embed(trained(), None), "takes a data set .* not a NoneType"),
+    "embed a Dataset": (lambda t: sslpipe.embed(trained(), Images()), "a Images; of a torch Datas"),
+    "suite of a folder": (lambda t: sslpipe.suite(trained(), t), "build_dataset"),
+    "suite of 3": (lambda t: sslpipe.suite(trained(), 3), "dataset.json, not by 3"),
+    "train None": (lambda t: sslpipe.train(None, t, t), "a recipe is .* not None"),
+    "train a dict": (lambda t: sslpipe.train({}, t, t), "load_recipe"),
+    "train into 3": (lambda t: sslpipe.train("a.toml", t, 3), "run_dir = 3"),
+    "check None": (lambda t: sslpipe.check_recipe(None, t), "recipe = None"),
+    "recipe 3": (lambda t: sslpipe.load_recipe(3), r"not 3 \(int\)"),
+    "one override": (
+        lambda t: sslpipe.load_recipe(write_recipe(t), "steps=2"),
+        r"overrides = 'steps=2' is not a list; give \['steps=2'\]",
+    ),
+    "report 3": (lambda t: sslpipe.write_report(3), "run_dirs = 3"),
+    "build into 3": (lambda t: sslpipe.build_dataset(3, root=t), "out = 3"),
+    "build of 3": (lambda t: sslpipe.build_dataset(t / "out", root=3), "root = 3"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_argument_is_one_line_that_names_it_and_the_remedy(case, tmp_path):
+    (tmp_path / "a.png").write_bytes(png(picture(0)))
+    call, message = WRONG[case]
+    with pytest.raises(UserError, match=message) as raised:
+        call(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert {path.name for path in tmp_path.iterdir()} <= {"a.png", "tiny.toml"}
+
+
+def test_what_a_notebook_shows_says_what_it_is(tmp_path):
+    data = write_dataset(tmp_path / "data", (6, 5), classes=3)
+    index = sslpipe.load_index(data)
+    assert sslpipe.load_index(index) is index
+    images = sslpipe.ImageDataset(index, "train")
+    assert "'train': 11" in repr(index)
+    assert "classes=3" in repr(index)
+    assert "images=11, classes=3" in repr(images)
+    assert "samples=11" in repr(images.split)
+    backbone = trained()
+    assert f"-> {backbone.num_features} features" in repr(backbone)
+    rows = sslpipe.embed(backbone, index, "train", device="cpu")
+    assert f"(11, {backbone.num_features})" in repr(rows)
+    assert "11 in 3 classes" in repr(rows)
+    assert "11 images" in repr(sslpipe.ImageSearch(rows))
+    result = sslpipe.linear_probe(rows.features, rows.labels, rows.features, rows.labels)
+    assert "confusion" not in repr(result)
+    for path in (tmp_path / "photos" / "a", tmp_path / "photos" / "b"):
+        path.mkdir(parents=True)
+        (path / "0.png").write_bytes(png(picture(ord(path.name))))
+    built = sslpipe.build_dataset(tmp_path / "out", root=tmp_path / "photos")
+    assert built.report.lines()[0] in repr(built)
+
+
+def test_a_run_starts_from_a_network_in_memory(tmp_path):
+    data, recipe = write_dataset(tmp_path / "data"), write_recipe(tmp_path)
+    recipe.write_text(re.sub(r"\[backbone\]\n.*\n.*\n", "", recipe.read_text()))
+    network = timm.create_model("test_resnet", num_classes=0)
+    settings = ["steps=1", "optim.peak_lr=1e-9"]
+    assert sslpipe.train(recipe, data, tmp_path / "run", init=network, overrides=settings) == 1
+    kept = sslpipe.load_backbone(tmp_path / "run" / "init")
+    assert kept.config.weights_sha256 == sslpipe.load_backbone(network).config.weights_sha256
+    with pytest.raises(UserError, match="give a path"):
+        sslpipe.train(recipe, data, tmp_path / "other", init=3, overrides=settings)

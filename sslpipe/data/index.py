@@ -15,7 +15,9 @@ A sample's id is its place in its split: shards in index order, samples in file 
 import copy
 import hashlib
 import json
+import os
 import re
+import shlex
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import combinations
@@ -38,8 +40,8 @@ from sslpipe.data.columns import (
     read_cells,
 )
 from sslpipe.data.image_type import RGB8, ImageType, Reading
-from sslpipe.data.storage import join, read_array, read_bytes, size_of
-from sslpipe.errors import DataError, did_you_mean
+from sslpipe.data.storage import join, local_path, read_array, read_bytes, size_of
+from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.files import parse_json
 from sslpipe.portable import forward_slashes
 
@@ -142,6 +144,9 @@ class Split:
 
     def __len__(self) -> int:
         return int(self.starts[-1])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.folder!r}, {self.name!r}, samples={len(self)})"
 
     def locate(self, ids: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Find the shard number and the row within it of each sample id. (n,) -> (n,), (n,)."""
@@ -272,6 +277,14 @@ class DatasetIndex:
         self.channels: tuple[int, ...] | None = None  # those selected, by their place
         self.sha256 = self.sha256_for("")
 
+    def __repr__(self) -> str:
+        splits = {
+            name: sum(file.samples for file in files)
+            for name, files in self.manifest.splits.items()
+        }
+        classes = len(self.manifest.classes)
+        return f"DatasetIndex({self.folder!r}, splits={splits}, classes={classes})"
+
     def sha256_for(self, settings: str) -> str:
         """Compute the sha256 of dataset.json, as `manifest_text` writes it.
 
@@ -365,22 +378,49 @@ def manifest_text(manifest: Manifest) -> str:
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
 
 
+def _check_has_index(location: str | Path, url: str) -> None:
+    """Raise DataError where a path is a folder without dataset.json, or another file."""
+    path = local_path(url)
+    if path is None or os.path.lexists(path):
+        return
+    if os.path.isdir(location):
+        root = str(location)
+        raise DataError(
+            f"{location} is a folder without dataset.json: of images, write shards first, `sslpipe "
+            f"shards build OUT --root {shlex.quote(root)}` or sslpipe.build_dataset(OUT, root="
+            f"{root!r}), and name OUT; of shards, write it with `sslpipe shards index`"
+        )
+    if os.path.isfile(location):
+        raise DataError(
+            f"{location} is a file, and no data set: name its dataset.json, or the folder of it; "
+            "images are embedded as a list of paths, sslpipe.embed(model, [path])"
+        )
+
+
 def manifest_url(location: str | Path) -> str:
     """Return where dataset.json is: a path or a URL, of the file or of its folder."""
     url = forward_slashes(location)
     return url if url.endswith(".json") else join(url, "dataset.json")
 
 
-def load_index(location: str | Path) -> DatasetIndex:
+def load_index(location: DatasetIndex | str | Path) -> DatasetIndex:
     """Read dataset.json: the file or its folder, a path or a URL.
 
     Args:
-        location: Where it is.
+        location: Where it is. An index that is loaded is returned as it is.
 
     Raises:
         DataError: It is missing, of another schema, or names a key that does not exist.
     """
+    if isinstance(location, DatasetIndex):
+        return location
+    if not isinstance(location, str | Path) or location == "":
+        raise DataError(
+            f"a data set is named by the path or URL of its dataset.json, not by "
+            f"{shown(location)} ({type(location).__name__})"
+        )
     url = manifest_url(location)
+    _check_has_index(location, url)
     raw = read_bytes(url)
     try:
         manifest = parse_json(raw, Manifest)

@@ -46,7 +46,7 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         *,
         most_px: int | None = None,
     ) -> None:
-        index = data if isinstance(data, DatasetIndex) else load_index(str(data))
+        index = load_index(data)
         self.split = index.split(split)
         self.transform = transform
         self.most_px = MOST_PX if most_px is None else most_px
@@ -56,6 +56,11 @@ class ImageDataset(Dataset[tuple[Any, int]]):
 
     def __len__(self) -> int:
         return len(self.split)
+
+    def __repr__(self) -> str:
+        where = f"{self.split.folder!r}, {self.split.name!r}"
+        classes = len(self.classes)
+        return f"ImageDataset({where}, images={len(self)}, classes={classes})"
 
     def __getitem__(self, sample_id: int) -> tuple[Any, int]:
         """Return an image and its label. Raises: DataError, with the sample's key."""

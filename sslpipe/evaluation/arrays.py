@@ -1,13 +1,15 @@
 """Evaluations of plain arrays, each in one line of a notebook, by the protocols of the suite."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, check_list, shown
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe as probe_rows
@@ -37,7 +39,8 @@ def knn(
 
     Args:
         train_features: (N, F) of any float dtype, numpy or torch, any scale; compared by cosine.
-        train_labels: (N,) integers >= 0 of any dtype, numpy, torch or a list.
+        train_labels: (N,) integers >= 0 of any dtype, numpy, torch or a list; or texts, names of
+            classes, which both sides then have.
         test_features: (Q, F), as train_features; moved to their device.
         test_labels: (Q,), as train_labels.
         k: Neighbours that vote, 1 to N.
@@ -55,7 +58,7 @@ def knn(
         Wu et al. 2018 (InstDisc), arXiv:1805.01978, section 3.4; Caron et al. 2021 (DINO),
         arXiv:2104.14294.
     """
-    train, test = _pair(train_features, train_labels, test_features, test_labels)
+    train, test, _ = _pair(train_features, train_labels, test_features, test_labels)
     (result,) = knn_results(train, test, k=(k,), temperature=temperature, vote=vote, search=search)
     return result
 
@@ -82,14 +85,15 @@ def linear_probe(
         seed: Of that share.
 
     Returns:
-        Top-1 accuracy; `details` has C, per-class accuracy and the confusion matrix.
+        Top-1 accuracy; `details` has C, per-class accuracy and the confusion matrix, whose rows are
+        "classes", sorted, where labels are texts.
 
     Raises:
         DataError: As in `knn`; or a class has a single row of train.
     """
-    train, test = _pair(train_features, train_labels, test_features, test_labels)
+    train, test, names = _pair(train_features, train_labels, test_features, test_labels)
     (result,) = probe_rows(train, test, holdout=holdout, seed=seed)
-    return result
+    return replace(result, details={**result.details, "classes": names}) if names else result
 
 
 def retrieval(
@@ -118,13 +122,14 @@ def retrieval(
     Raises:
         DataError: As in `knn`; or k is beyond the gallery, or no query has a match.
     """
+    check_list(k, "k", DataError)
     if (query_features is None) != (query_labels is None):
         raise DataError("give query_features and query_labels, or neither: the gallery searches")
     if query_features is None or query_labels is None:
         gallery = queries = embeddings_from_arrays(gallery_features, gallery_labels, "gallery")
     else:
         sides = ("gallery", "query")
-        gallery, queries = _pair(
+        gallery, queries, _ = _pair(
             gallery_features, gallery_labels, query_features, query_labels, sides=sides
         )
     results = search_rows(gallery, queries, k=k, exclude_same_id=queries is gallery)
@@ -155,6 +160,7 @@ def verification(
     Raises:
         DataError: As in `knn`; or there are too few pairs.
     """
+    check_list(far, "far", DataError)
     rows = embeddings_from_arrays(features, labels, "")
     results = verify_rows(rows, rows, pairs=pairs, far=far, seed=seed)
     return {result.metric: result for result in results}
@@ -167,16 +173,31 @@ def _pair(
     query_labels: Array,
     *,
     sides: tuple[str, str] = ("train", "test"),
-) -> tuple[Embeddings, Embeddings]:
-    """Make the rows of both sides, on the bank's device. Raises: DataError."""
-    bank = embeddings_from_arrays(bank_features, bank_labels, sides[0])
-    queries = embeddings_from_arrays(query_features, query_labels, sides[1])
+) -> tuple[Embeddings, Embeddings, list[str]]:
+    """Make the rows of both sides, on the bank's device, and the names of texts as labels.
+
+    Raises: DataError.
+    """
+    bank_numbers = _labels_of(bank_labels, f"{sides[0]}_labels")
+    query_numbers = _labels_of(query_labels, f"{sides[1]}_labels")
+    names: list[str] = []
+    if _is_text(bank_numbers) != _is_text(query_numbers):
+        raise DataError(
+            f"{sides[0]}_labels are {bank_numbers.dtype} and {sides[1]}_labels "
+            f"{query_numbers.dtype}; give both as texts, or both as integers"
+        )
+    if _is_text(bank_numbers):
+        known, places = np.unique([*bank_numbers, *query_numbers], return_inverse=True)
+        names = known.tolist()
+        bank_numbers, query_numbers = np.split(places, [len(bank_numbers)])
+    bank = embeddings_from_arrays(bank_features, bank_numbers, sides[0])
+    queries = embeddings_from_arrays(query_features, query_numbers, sides[1])
     if bank.features.shape[1] != queries.features.shape[1]:
         raise DataError(
             f"{sides[0]}_features have {bank.features.shape[1]} columns and {sides[1]}_features "
             f"{queries.features.shape[1]}; take both from one backbone"
         )
-    return bank, queries.to(bank.features.device)
+    return bank, queries.to(bank.features.device), names
 
 
 def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddings:
@@ -184,7 +205,7 @@ def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddi
 
     Args:
         features: (N, F) of any float dtype.
-        labels: (N,) integers.
+        labels: (N,) integers, or texts, which are numbered in their order.
         side: "train" or "test": begins the arguments' names in messages; "" for none.
 
     Raises:
@@ -192,23 +213,20 @@ def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddi
     """
     named = {name: f"{side}_{name}".removeprefix("_") for name in ("features", "labels")}
     rows = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features))
-    numbers = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    numbers = _labels_of(labels, named["labels"])
     if rows.dim() != 2 or not rows.dtype.is_floating_point or not rows.numel():
         dtype = str(rows.dtype).removeprefix("torch.")
         raise DataError(
             f"{named['features']} must be floats of shape (rows, features), not {dtype} "
             f"{(*rows.shape,)}"
         )
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise DataError(
-            f"{named['labels']} must be integers of shape (rows,), not {numbers.dtype} "
-            f"{numbers.shape}; number the classes 0, 1, ..."
-        )
     if len(numbers) != len(rows):
         raise DataError(
             f"{named['features']} has {len(rows)} rows and {named['labels']} {len(numbers)}; "
             "each row needs one label"
         )
+    if _is_text(numbers):
+        numbers = np.unique(numbers, return_inverse=True)[1]
     if int(numbers.max()) > np.iinfo(np.int64).max:
         raise DataError(
             f"{named['labels']} reaches {numbers.max()}, beyond int64; number the classes"
@@ -218,3 +236,29 @@ def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddi
         labels=torch.from_numpy(numbers.astype(np.int64)),
         ids=torch.arange(len(rows)),
     ).to(rows.device)
+
+
+def _labels_of(labels: Array, name: str) -> NDArray[Any]:
+    """Return labels as integers (N,), or as texts (N,). Raises: DataError."""
+    given = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if given.dtype.kind == "U" and not isinstance(labels, np.ndarray):
+        given = np.asarray(labels, dtype=object)  # else a NaN among texts becomes a text
+    if given.ndim == 1 and given.dtype.kind in "OT":  # a list, or of pandas
+        wrong = [place for place, each in enumerate(given) if not isinstance(each, str)]
+        if wrong:
+            raise DataError(
+                f"{name}[{wrong[0]}] is {shown(given[wrong[0]])}, no text, as are "
+                f"{len(wrong):,} of {len(given):,}; give a text or an integer for each row, and "
+                "leave rows without a class out"
+            )
+        given = given.astype(np.str_)
+    if given.ndim != 1 or given.dtype.kind not in "iuU":
+        raise DataError(
+            f"{name} must be integers or texts of shape (rows,), not {given.dtype} {given.shape}; "
+            "number the classes 0, 1, ..., or name them"
+        )
+    return given
+
+
+def _is_text(labels: NDArray[Any]) -> bool:
+    return bool(labels.dtype.kind == "U")

@@ -40,6 +40,13 @@ class Embeddings(NamedTuple):
     labels: Tensor
     ids: Tensor
 
+    def __repr__(self) -> str:
+        labelled = self.labels[self.labels >= 0]
+        return (
+            f"Embeddings(features={(*self.features.shape,)} {self.features.dtype}, labels of "
+            f"{len(labelled)} in {len(torch.unique(labelled))} classes)"
+        )
+
     def rows(self, index: Tensor) -> "Embeddings":
         """Select some rows, by numbers or by a mask, in the order of `index`."""
         return Embeddings(self.features[index], self.labels[index], self.ids[index])

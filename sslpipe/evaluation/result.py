@@ -37,7 +37,7 @@ class Result:
     interval95: Interval
     queries: int
     bank: int
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict, repr=False)
     unit: Literal["share", "number"] = "share"
     scores: NDArray[Any] | None = field(default=None, repr=False, compare=False)
 

@@ -81,6 +81,12 @@ class FrozenBackbone(SavedBackbone):
         features: Tensor = self.backbone(images)  # (B, F)
         return features
 
+    def extra_repr(self) -> str:
+        """Name the network, its images and its features, before its layers are listed."""
+        size = f"{self.view.crop_px} px of {self.image_type}"
+        flat = "" if self.whitening is None else ", flattened by encode"
+        return f"{self.name}: images of {size} -> {self.num_features} features{flat}"
+
     def _like(self, view: EvalView, config: Config) -> Self:
         return type(self)(self.backbone, view, config, self.projector, self.whitening)
 
@@ -243,7 +249,7 @@ class FrozenBackbone(SavedBackbone):
         elif images.dtype.name != own.dtype:
             raise UserError(_refusal(images, what, own))
         else:
-            pixels = torch.from_numpy(np.ascontiguousarray(images))  # of any strides
+            pixels = torch.from_numpy(np.require(images, requirements=["C", "W"]))
             pixels = pixels[None] if pixels.ndim == 2 else pixels.movedim(-1, -3)  # (..., C, H, W)
         batch = pixels[None] if pixels.ndim == 3 else pixels
         counts = (1, 3) if own.is_rgb8 else (channels,)

@@ -4,6 +4,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from sslpipe.errors import UserError, WeightsError
 from sslpipe.export.folder import read_folder
 from sslpipe.export.join import first_part
@@ -19,7 +21,7 @@ LARGER = 1.5  # evaluated images than training views, tune.eval_crop_px = "auto"
 
 def open_init(
     recipe: RunRecipe,
-    source: FrozenBackbone | str | Path | None,
+    source: nn.Module | str | Path | None,
     *,
     checkpoint: str | None = None,
     weights: Weights | None = None,
@@ -39,7 +41,7 @@ def open_init(
     Raises:
         UserError: As `load_backbone`.
     """
-    if not isinstance(source, str | Path):
+    if source is None or isinstance(source, FrozenBackbone):
         for option, value in (("--checkpoint", checkpoint), ("--weights", weights)):
             if value is not None:
                 raise UserError(f"{option} {value} is for an --init that is a run directory")
@@ -47,11 +49,12 @@ def open_init(
     if run_dir is not None and (run_dir / KEPT).exists():
         kept = init_facts(read_folder(run_dir / KEPT))["source"]
         chosen = checkpoint or weights  # of a run: is it the one that was taken?
-        if kept == str(source) and not (chosen and Path(source).exists()):
+        if kept == str(source) and not (chosen and Path(str(source)).exists()):
             return None  # it may have gone since, and a hub may be out of reach
+    parsed = None if isinstance(source, nn.Module) else parse_source(source)
     crop_px = recipe.augment.arguments.get("crop_px")
     if recipe.tune.eval_crop_px == "auto":
-        named_px = parse_source(source).px  # an export and a run have their own in any case
+        named_px = parsed and parsed.px  # an export and a run have their own in any case
         crop_px = None if named_px or crop_px is None else round(LARGER * crop_px)
     elif recipe.tune.eval_crop_px is not None:
         crop_px = recipe.tune.eval_crop_px
@@ -72,7 +75,7 @@ def open_init(
             model = load()
         except UserError:
             raise error from None
-    if model.config.backbone.kind == JOIN and parse_source(source).scheme != JOIN:
+    if model.config.backbone.kind == JOIN and not (parsed and parsed.scheme == JOIN):
         model = first_part(model)
     facts = model.config.facts
     if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter

@@ -24,10 +24,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslpipe.data.index import Split
-from sslpipe.errors import ExportError, did_you_mean
+from sslpipe.errors import ExportError, as_path, check_list, did_you_mean
 from sslpipe.export.folder import sha256_sums
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
@@ -50,7 +50,7 @@ WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits 
 
 
 def export_backbone(
-    source: FrozenBackbone | str | Path,
+    source: nn.Module | str | Path,
     out: str | Path,
     formats: Sequence[str] = ("safetensors",),
     *,
@@ -75,6 +75,8 @@ def export_backbone(
         ExportError: See `export_model`.
         UserError: See `load_run`.
     """
+    check_list(formats, "formats", ExportError)
+    out = as_path(out, "out")
     model = load_backbone(
         source, with_projector=with_projector or None, checkpoint=checkpoint, weights=weights
     )

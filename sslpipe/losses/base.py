@@ -6,13 +6,13 @@ LabelMaskingLoss: such a one that can keep images of one label from being negati
 """
 
 import inspect
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, UserError
 from sslpipe.losses.engine.anchors import Anchors, gather_anchors
 from sslpipe.losses.engine.contrast import Engine, Sums, contrast, differentiate
 from sslpipe.losses.engine.tiles import ONE_SUM, Term
@@ -69,6 +69,15 @@ class Objective(Part):
             rows, so that DDP's mean completes it.
         """
         raise NotImplementedError
+
+    def __call__(self, *views: Tensor, **known: Tensor | None) -> Any:
+        """Call `forward`. Raises: UserError, where labels are given by their place."""
+        if len(views) > 2:
+            raise UserError(
+                f"{type(self).__name__} takes two views by place and all else by its name; call "
+                "loss(z_a, z_b, labels=labels)"
+            )
+        return super().__call__(*views, **known)
 
     def cannot(self, samples: int, *, paired: bool) -> str | None:
         """Return why a run cannot begin on a split of so many samples, with [pairs] or without."""
@@ -256,9 +265,14 @@ def check_views(
     Raises:
         ValueError: naming the shapes.
     """
+    given = {"z_a": z_a, "z_b": z_b, "ids": ids, "labels": labels, "groups": groups}
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise ValueError(f"{name} must be a tensor, not a {type(value).__name__}")
     if z_a.dim() != 2 or z_a.shape != z_b.shape:
         raise ValueError(
-            f"z_a and z_b must be (B, D) both; got {tuple(z_a.shape)} and {tuple(z_b.shape)}"
+            f"z_a and z_b must be (B, D) both; got {tuple(z_a.shape)} and {tuple(z_b.shape)}; call "
+            "loss(z_a, z_b, labels=labels), z_a of all first views, z_b of all second views"
         )
     for name, numbers in (("ids", ids), ("labels", labels)):
         rows = z_a.shape[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sslpipe.errors import RecipeError
+from sslpipe.errors import RecipeError, shown
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.kinds import is_finetune, model_for, recipe_models
 from sslpipe.recipe.messages import describe_key, explain_errors, known_keys
@@ -37,6 +37,11 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunRecipe:
     Raises:
         RecipeError: Names the key, its value, the remedy and the nearest valid key.
     """
+    if not isinstance(path, str | Path):
+        raise RecipeError(
+            f"a recipe is the path of a TOML file, or what sslpipe.load_recipe returns, not "
+            f"{shown(path)} ({type(path).__name__})"
+        )
     return parse_recipe(read_tree(path, overrides), str(path), overrides=overrides)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sslpipe.errors import RecipeError, shown
+from sslpipe.errors import RecipeError, check_list, shown
 
 RECORDED = "recipe.json"  # of a run directory
 MOST_BYTES = 2**18  # of a recipe; the shipped ones have under 2**12
@@ -50,6 +50,7 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:
     """Put `section.key=value` overrides into a tree. Raises: RecipeError for any other word."""
+    check_list(overrides, "overrides", RecipeError)
     for override in overrides:
         _apply(tree, override)
 

@@ -21,7 +21,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError
+from sslpipe.errors import UserError, as_path, check_list
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import (
@@ -121,10 +121,12 @@ def suite(
         UserError: A model, the data set or the device cannot be had, or they do not fit.
     """
     check_split(split)
+    check_list(against, "against")
     target = pick_device(device, f"device = {device!r}")
     embedding = Embedding(batch_size, num_workers, target, say, progress, on_bad)
-    index = data if isinstance(data, DatasetIndex) else load_index(str(data))
-    folder = None if isinstance(model, nn.Module) else Path(model)
+    index = load_index(data)
+    folder = Path(model) if isinstance(model, str | Path) else None
+    compared = [str(as_path(source, "against")) for source in against]
     # what can be refused, before anything is embedded
     rows = index.split("train")
     queries = index.split(split)
@@ -137,9 +139,7 @@ def suite(
         backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
     if chosen := weights_text(backbone):
         say(chosen)
-    others, not_compared = load_compared(
-        [str(source) for source in against], folder, backbone, {"ssl", *BASELINES}
-    )
+    others, not_compared = load_compared(compared, folder, backbone, {"ssl", *BASELINES})
     starts = [other.name for other in others if other.is_start]
     backbone, (train, test) = backbone.matched(rows, queries)
     splits = (train, test)
@@ -177,8 +177,9 @@ def suite(
     )
     report: dict[str, Any] = parse_object(json_text(measured))  # as a reader of the file has it
     if out is not None:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        write_json(Path(out), report)
+        file = as_path(out, "out")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, report)
     if folder is not None:
         copy_to_trackers(folder, report, say)
     return report

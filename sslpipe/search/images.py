@@ -34,8 +34,8 @@ KEY_WINDOW_BYTES = 2**20  # read of a shard for a sample's key
 MOST_FITTED = 20_000  # rows, evenly spaced, that the spectrum is learned on
 
 
-# a features file and its data set, or features in memory
-Searched = tuple[str | Path, str] | Embeddings | Tensor | NDArray[Any]
+# a features file and its data set, features in memory, or a file of features alone
+Searched = tuple[str | Path, str] | Embeddings | Tensor | NDArray[Any] | str | Path
 
 
 class Hit(NamedTuple):
@@ -70,10 +70,12 @@ def _open(given: Searched) -> _Part:
         check_embeddings(given, "features", labelled=False)
         # a copy, as rows are flattened in place
         return _Part(given._replace(features=given.features.clone()), {}, None)
+    if isinstance(given, str | Path):
+        return _Part(*load_embeddings(Path(given)), None)
     if not isinstance(given, tuple) or len(given) != 2:
         raise UserError(
-            f"ImageSearch takes (features file, dataset.json) pairs or features (N, F), not a "
-            f"{type(given).__name__}"
+            f"ImageSearch takes (features file, dataset.json) pairs, features (N, F), or a file of "
+            f"them (.safetensors, .npz, .npy), not a {type(given).__name__}"
         )
     path, data = given
     rows, facts = load_embeddings(path)
@@ -88,8 +90,8 @@ class ImageSearch:
     ...     print(f"{hit.score:.3f} {paths[hit.id]}")
 
     Args:
-        files: Each with the data set that it was embedded from, a path or a URL; or features in
-            memory: (N, F) floats, whose ids are 0, 1, ..., or `Embeddings`.
+        files: Each with the data set that it was embedded from, a path or a URL. Or vectors alone:
+            (N, F) floats, whose ids are 0, 1, ..., `Embeddings`, or a file of them.
         flatten: Flatten the spectrum of the features, as `sslpipe whiten` does, with the power that
             needs no labels, learned on the images searched among. No effect where the files are
             whitened, or have too few rows.
@@ -106,7 +108,7 @@ class ImageSearch:
 
     def __init__(
         self,
-        *files: tuple[str | Path, str] | Embeddings | Tensor | NDArray[Any],
+        *files: Searched,
         flatten: bool = True,
     ) -> None:
         if not files:
@@ -131,7 +133,7 @@ class ImageSearch:
         known = [split for split in self._splits if split is not None]
         if len(known) < len(self._splits):
             raise UserError(
-                "features in memory are of no data set; give the file that `sslpipe embed` wrote, "
+                "vectors alone are of no data set; give the file that `sslpipe embed` wrote, "
                 "and its dataset.json"
             )
         return known
@@ -164,6 +166,10 @@ class ImageSearch:
                 f"{facts.get('background')}: backbone, _ = backbone.matched(*search.splits)"
             )
 
+    def __repr__(self) -> str:
+        width = self._rows[0].features.shape[1]
+        return f"ImageSearch({len(self):,} images of {width} features, {self.form})"
+
     def __len__(self) -> int:
         return sum(len(rows.ids) for rows in self._rows)
 
@@ -171,18 +177,30 @@ class ImageSearch:
         """Return a file's rows as they are searched: flattened, of length 1."""
         return self._rows[part]
 
-    def prepare(self, queries: Tensor) -> Tensor:
+    def prepare(self, queries: Tensor | NDArray[Any]) -> Tensor:
         """Return queries (Q, F) as the rows are: flattened, of length 1.
 
         Raises:
             UserError: They do not fit.
         """
+        if isinstance(queries, np.ndarray):
+            queries = torch.from_numpy(np.require(queries, requirements=["C", "W"]))
+        if not isinstance(queries, Tensor):
+            raise UserError(
+                f"queries are a {type(queries).__name__}, not features (Q, F): of images they are "
+                "backbone.encode(images)"
+            )
         width = self._rows[0].features.shape[1]
         if queries.ndim != 2 or queries.shape[1] != width or not bool(queries.isfinite().all()):
-            raise UserError(f"queries are {tuple(queries.shape)}, not finite rows of {width}")
+            raise UserError(
+                f"queries are {tuple(queries.shape)}, not finite rows (Q, {width}); one alone is "
+                "features[None]"
+            )
         return fixed_point_units(self._flattened(queries.cpu().float()))
 
-    def find(self, queries: Tensor, top: int = 10, *, where: str = "") -> list[list[Hit]]:
+    def find(
+        self, queries: Tensor | NDArray[Any], top: int = 10, *, where: str = ""
+    ) -> list[list[Hit]]:
         """Return the nearest images of each query, best first.
 
         Args:
@@ -202,7 +220,7 @@ class ImageSearch:
     def key(self, hit: Hit) -> str:
         """Return the path that the image was built from where it is known, else its shard's key.
 
-        Of features in memory: the number of the row.
+        Of vectors alone: the id of the row.
         """
         split = self._splits[hit.part]
         if split is None:

@@ -76,6 +76,10 @@ class Built(NamedTuple):
     notes: tuple[str, ...]  # lines about columns, cuts and channels
     report: Report
 
+    def __repr__(self) -> str:
+        """Show the report, as the command does: what became a split, a class, was left out."""
+        return "\n".join(["Built:", *self.report.lines(), *self.notes])
+
 
 class _Written(NamedTuple):
     """What a build has written, and what dataset.json and the report say of it."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslpipe.data.image_type import Colour
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, as_path, check_list
 from sslpipe.sharding.build import Built, Progress, silent, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.gather import parse_pattern
@@ -97,14 +97,12 @@ def build_dataset(
     )
     if not 0 <= test_fraction <= 0.9:
         raise DataError(f"test_fraction = {test_fraction} is not in [0, 0.9]")
-    if isinstance(unseen_classes, str):
-        message = f"unseen_classes = {unseen_classes!r} is one text; give a list of names"
-        raise DataError(message)
+    check_list(unseen_classes, "unseen_classes", DataError)
     options = SourceOptions(
-        root=None if root is None else Path(root),
+        root=None if root is None else as_path(root, "root", DataError),
         split=split,
         name=name,
-        csv=None if csv is None else Path(csv),
+        csv=None if csv is None else as_path(csv, "csv", DataError),
         image_column=image_column,
         label_column=label_column,
         split_column=split_column,
@@ -121,7 +119,7 @@ def build_dataset(
         group_by=group_by,
     )
     return write_shards(
-        Path(out),
+        as_path(out, "out", DataError),
         source,
         options,
         layout,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from sslpipe.errors import WeightsError, did_you_mean, one_line
+from sslpipe.errors import WeightsError, did_you_mean, one_line, shown
 from sslpipe.files import parse_object
 
 Scheme = Literal["sslpipe", "path", "timm", "torchvision", "hf-hub", "join"]
@@ -67,6 +67,12 @@ def parse_source(text: str | Path) -> Source:
     Raises:
         WeightsError: It is not a source, its file is missing, or a join has one part twice.
     """
+    if not isinstance(text, str | Path) or text == "":
+        raise WeightsError(
+            f"{shown(text)} ({type(text).__name__}) is no source of weights: give a path, "
+            "timm:NAME, torchvision:NAME or hf-hub:OWNER/NAME, or a network (torch.nn.Module) in "
+            "memory; a state dict goes into its network, or to a file, first"
+        )
     path = Path(text)
     text = str(text)
     named = _NAMED.fullmatch(text)

@@ -94,7 +94,7 @@ def test_a_sidecar_that_would_unpickle_is_refused(folder):
         ('{"a":' * 10**5, "is not JSON"),
         ('{"schema_version": 1, "name": "\\ud800", "splits": {}}', "is not JSON of UTF-8"),
         ('{"schema_version": "' + "9" * 10**5 + '"}', "schema_version = '9"),
-        (None, r"cannot read .*dataset\.json"),
+        (None, r"a folder without dataset\.json: .*`sslpipe shards build OUT --root "),
     ],
 )
 def test_a_wrong_manifest_is_named_with_its_key(tmp_path, text, message):

@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import sslpipe
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, UserError
 
 
 def blobs(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -75,3 +75,43 @@ def test_verification_is_scikit_learns_auc_over_all_pairs():
 def test_an_error_names_the_argument(call, name):
     with pytest.raises(DataError, match=name):
         call()
+
+
+def test_labels_may_be_names_of_classes():
+    names = np.array(["oak", "ash", "étoile", "elm"])
+    order = np.argsort(np.argsort(names))  # the number of each name, in their order
+    texts = [names[side[1]] for side in (TRAIN, TEST)]
+    numbers = [order[side[1]] for side in (TRAIN, TEST)]
+    forms = (lambda rows: rows, list, lambda rows: rows.astype(object))
+    for measure in (sslpipe.knn, sslpipe.linear_probe):
+        expected = measure(TRAIN[0], numbers[0], TEST[0], numbers[1])
+        for form in forms:
+            found = measure(TRAIN[0], form(texts[0]), TEST[0], form(texts[1]))
+            assert found.value == expected.value
+    assert found.details["classes"] == sorted(names.tolist())
+    assert found.details["per_class"] == expected.details["per_class"]
+    for gallery_alone in (sslpipe.retrieval, sslpipe.verification):
+        assert gallery_alone(TEST[0], texts[1]) == gallery_alone(TEST[0], numbers[1])
+    # a class that one side alone has moves no other's number
+    lacking = np.flatnonzero(texts[1] != "ash")
+    some = sslpipe.knn(TRAIN[0], texts[0], TEST[0][lacking], texts[1][lacking])
+    assert some.value == sslpipe.knn(*TRAIN, TEST[0][lacking], TEST[1][lacking]).value
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), 3])
+def test_a_row_without_a_text_is_no_class(missing):
+    labels = ["a", "b"] * 50 + [missing]
+    with pytest.raises(DataError, match=r"labels\[100\] is .*1 of 101"):
+        sslpipe.retrieval(TEST[0], labels)
+
+
+def test_texts_on_one_side_and_numbers_on_the_other_are_refused():
+    with pytest.raises(DataError, match=r"train_labels .* test_labels"):
+        sslpipe.knn(TRAIN[0], TRAIN[1].astype(str), *TEST)
+
+
+def test_one_rank_in_place_of_a_list_is_named():
+    with pytest.raises(UserError, match=r"k = 5 .*\[5\]"):
+        sslpipe.retrieval(*TEST, k=5)
+    with pytest.raises(UserError, match=r"far = 0.1 .*\[0.1\]"):
+        sslpipe.verification(*TEST, far=0.1)

@@ -190,6 +190,15 @@ def test_objectives_make_no_tensor_larger_than_a_tile_or_the_input(kind: str) ->
         ),
         (lambda: NTXentLoss()(torch.ones(4, 3), torch.ones(3, 3)), r"got \(4, 3\) and \(3, 3\)"),
         (lambda: NTXentLoss()(*torch.ones(2, 0, 3)), "empty"),
+        # the call orders of other libraries: views and labels, and all by place
+        *(
+            (lambda kind=kind: LOSSES[kind]()(*torch.ones(2, 2, 3), torch.ones(2)), "labels=labels")
+            for kind in ("nt_xent", "dcl", "sup_con", "hard_negatives", "diet")
+        ),
+        (lambda: SupConLoss()(torch.ones(4, 3), torch.arange(4)), "labels=labels"),
+        (lambda: SupConLoss()(torch.ones(4, 2, 3), torch.arange(4)), "labels=labels"),
+        (lambda: SupConLoss()(*torch.ones(2, 2, 3), labels=[0, 1]), "labels must be a tensor"),
+        (lambda: NTXentLoss()(*torch.ones(2, 2, 3).numpy()), "z_a must be a tensor"),
     ],
 )
 def test_bad_settings_and_shapes_are_named(make: Callable[[], object], message: str) -> None:

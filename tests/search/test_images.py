@@ -162,3 +162,20 @@ def test_features_in_memory_have_no_data_set():
         search.find(torch.ones(1, 2), where="vendor = A")
     with pytest.raises(UserError, match="widths"):
         ImageSearch(np.ones((3, 2)), np.ones((3, 3)))
+
+
+def test_vectors_made_elsewhere_are_searched_from_arrays_and_files(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(12, 6)).astype(np.float32)
+    np.save(tmp_path / "rows.npy", rows)
+    np.savez(tmp_path / "rows.npz", features=rows)
+    queries = rows[:3] + np.float32(0.1)
+    expected = ImageSearch(torch.from_numpy(rows)).find(torch.from_numpy(queries), 4)
+    for given in (rows, tmp_path / "rows.npy", str(tmp_path / "rows.npz")):
+        search = ImageSearch(given)
+        assert search.find(queries, 4) == expected
+        assert [search.key(hit) for hit in expected[0]] == [str(hit.id) for hit in expected[0]]
+    for wrong in (rows[0], rows[:, :3], rows.tolist(), "query.jpg"):
+        with pytest.raises(UserError, match="queries are"):
+            ImageSearch(rows).find(wrong)
+    with pytest.raises(UserError, match="not a list"):
+        ImageSearch(rows.tolist())
