@@ -236,7 +236,7 @@ def nothing_chooses_the_best(plan: Pretraining, parts: Parts) -> Iterator[str]:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide."""
     labels = plan.split.labels_of(plan.watched)
     settings, tells = advised_holdout(plan)
-    remedy = f"set {settings}" if tells else "hold some out"
+    remedy = f"{f'set {settings}' if tells else 'hold some out'}, or leave it out"
     yield from nothing_to_choose_by(plan.recipe.run, labels, views=True, remedy=remedy)
 
 
@@ -262,11 +262,12 @@ def rate_is_unusual(plan: Pretraining, parts: Parts) -> Iterator[str]:
 def much_is_held_out(plan: Pretraining, parts: Parts) -> Iterator[str]:
     """Mention that few images are left to train on."""
     held = len(plan.watched)
-    if held > MOST_HELD_OUT * len(plan.split):
+    settings = advised_holdout(plan)[0]
+    if settings and held > MOST_HELD_OUT * len(plan.split):  # else fewer could not be scored
         yield (
             f"data.holdout = {plan.recipe.data.holdout} holds out {held} of {len(plan.split)} "
-            f"images of the split {plan.split.name!r} ({held / len(plan.split):.0%}); for a tenth, "
-            f"set {advised_holdout(plan)[0]}"
+            f"images of the split {plan.split.name!r} ({held / len(plan.split):.0%}); fewer are "
+            f"enough: set {settings}"
         )
 
 

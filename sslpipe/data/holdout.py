@@ -115,8 +115,9 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     if 0 < labelled <= count:
         settings = fitting(suggested_holdout(recipe, split)[0], recipe, split)
         raise RecipeError(
-            f"data.holdout = {count} leaves nothing to train on; {labelled} are labelled: set "
-            f"{settings}, about a tenth; or hold none out"
+            f"data.holdout = {count} leaves nothing to train on: {labelled} images "
+            f"{'can be held out' if recipe.data.holdout_from == 'all' else 'have a label'}; set "
+            f"{settings}, or hold none out"
         )
     return held_out(labels, count, groups)
 

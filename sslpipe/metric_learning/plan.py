@@ -12,6 +12,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, with_a_partner
+from sslpipe.errors import DataError
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start, with_init
@@ -31,14 +32,15 @@ from sslpipe.metric_learning.parts import (
     class_neighbours,
     freeze_and_group,
 )
-from sslpipe.metric_learning.recipe import FinetuneRecipe
-from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
+from sslpipe.metric_learning.recipe import FinetuneRecipe, Sampler
+from sslpipe.metric_learning.sampling import PK_VERSION, BatchesDoNotFit, PKOrder
 from sslpipe.models.backbones import backbone_settings
 from sslpipe.models.stems import stem_warning
 from sslpipe.models.tuning import (
     tune_warnings,
 )
 from sslpipe.optim import rate_warning
+from sslpipe.recipe.base import RunConfig
 from sslpipe.run.best import can_choose, nothing_to_choose_by
 from sslpipe.run.health import Alarms
 from sslpipe.run.plan import Plan, judge
@@ -91,10 +93,11 @@ class Finetuning(Plan[FinetuningParts]):
         index = index.with_channels(recipe.data.channels)
         split, names = labelled_split(recipe, index)
         index.check_files(split.name)
-        order = plan_batches(recipe, index)
         start = Start.find(named, index, run_dir)
         not_used = start.remark(recipe)
-        recipe = with_backbone(recipe, start.weights, index).resolved(order.steps_per_epoch)
+        recipe = with_backbone(recipe, start.weights, index)
+        order = plan_batches(recipe, index)
+        recipe = recipe.resolved(order.steps_per_epoch)
         held = held_out(recipe, split, names)
         watched = watched_ids(held.ids)
         recipe = recipe.with_watch(can_choose(split.labels_of(watched), views=False))
@@ -155,8 +158,73 @@ class Finetuning(Plan[FinetuningParts]):
 
 
 def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
-    """Plan the batches of a run: the split without its validation classes."""
+    """Plan the batches of a run: the split without its validation classes.
+
+    Raises:
+        DataError: There are no such batches. Names settings for which there are some.
+    """
     split = labelled_split(recipe, index)[0]
+    if not (split.labels >= 0).any():
+        raise DataError(
+            f"no image of the split {split.name!r} has a label, and this recipe learns from labels:"
+            " build the data set with classes, name a column with sampler.column, or pretrain by a "
+            "recipe without [sampler], which needs no labels"
+        )
+    try:
+        return _batches(recipe, index, split)
+    except BatchesDoNotFit as error:
+        if settings := fitting_settings(recipe, index, split):
+            raise DataError(f"{error.reason}; set {settings}") from error
+        raise
+
+
+def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> str:
+    """Find overrides for which there are batches, and a choice where one is asked for; "": none.
+
+    As many classes a batch as there are, of as many images as the recipe says; else of fewer.
+    """
+    given = recipe.sampler
+    group = given.neighbours + 1  # classes come in groups of so many
+    fewer = (given.images_per_class // 2, 4, 3, 2)
+    for images in (given.images_per_class, *(k for k in fewer if 1 < k < given.images_per_class)):
+        classes = given.classes_per_batch
+        while classes >= max(2, group):
+            size = {"classes_per_batch": classes, "images_per_class": images}
+            for streams in (given.num_streams, 1):
+                sampler = given.model_copy(update={**size, "num_streams": streams})
+                changed = recipe.model_copy(update={"sampler": sampler})
+                try:
+                    _batches(changed, index, split)
+                except BatchesDoNotFit as error:
+                    enough = error.classes
+                else:
+                    return f"{_overrides(given, sampler)} {_unchosen(changed, index)}".strip()
+            classes = enough if enough < classes else classes // 2
+            classes -= classes % group
+    return ""
+
+
+def _unchosen(recipe: FinetuneRecipe, index: DatasetIndex) -> str:
+    """Write overrides that ask for no choice among evaluations, where none can be made."""
+    split, names = labelled_split(recipe, index)
+    labels = split.labels_of(held_out(recipe, split, names).ids)
+    return "" if can_choose(labels, views=False) else choosing_nothing(recipe.run)
+
+
+def choosing_nothing(config: RunConfig) -> str:
+    """Write overrides with which a run chooses no weights, and ends at its last step."""
+    keep = "run.keep=last" if config.keep == "best" else ""
+    patience = "run.patience=0" if config.patience else ""
+    return " ".join(filter(None, (keep, patience)))
+
+
+def _overrides(given: Sampler, other: Sampler) -> str:
+    """Write what differs, as overrides."""
+    values = other.model_dump()
+    return " ".join(f"sampler.{k}={v}" for k, v in values.items() if getattr(given, k) != v)
+
+
+def _batches(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> PKOrder:
     sampler = recipe.sampler
     return PKOrder(
         split,
@@ -207,7 +275,9 @@ def with_backbone(
 def nothing_chooses_the_best(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide."""
     labels = plan.split.labels_of(plan.held_out.ids)
-    remedy = "raise data.validation_classes"
+    remedy = f"set {choosing_nothing(plan.recipe.run)}"
+    if plan.recipe.data.validation_classes != "auto":  # which has looked for some
+        remedy = f"raise data.validation_classes, or {remedy}"
     yield from nothing_to_choose_by(plan.recipe.run, labels, views=False, remedy=remedy)
 
 

@@ -42,6 +42,20 @@ class Plan(NamedTuple):
     chunks: Integers  # (T, B) the global step of the underlying order in which each is read
 
 
+class BatchesDoNotFit(DataError):
+    """The batches that are asked for cannot be made of these labels.
+
+    Attributes:
+        reason: Without the remedy.
+        classes: How many there are with enough images, at most those of a batch.
+    """
+
+    def __init__(self, reason: str, remedy: str, classes: int) -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
+        self.classes = classes
+
+
 class PKOrder:
     """Plan which samples stand in which batch, for a whole run.
 
@@ -69,7 +83,7 @@ class PKOrder:
         without: Sorted ids that are never served.
 
     Raises:
-        DataError: P classes with K samples are not there, or do not meet in the buffer.
+        BatchesDoNotFit: P classes with K samples are not there, or do not meet in the buffer.
     """
 
     def __init__(
@@ -108,19 +122,21 @@ class PKOrder:
             some = int(np.sort(np.append(sizes, [0] * classes_per_batch))[-classes_per_batch])
             works = [f"sampler.images_per_class={some}"] if some > 1 else []
             works += [f"sampler.classes_per_batch={len(self.classes)}"] * (len(self.classes) > 1)
-            raise DataError(
+            raise BatchesDoNotFit(
                 f"sampler.classes_per_batch = {classes_per_batch}, but {len(self.classes)} classes "
-                f"have sampler.images_per_class = {images_per_class} images to train on; "
-                + (f"set {' or '.join(works)}" if works else "too few have two images")
+                f"have sampler.images_per_class = {images_per_class} images to train on",
+                f"set {' or '.join(works)}" if works else "too few have two images",
+                classes=len(self.classes),
             )
         left = int(np.isin(self.labels, self.classes).sum())
         read_together = -(-self.batch_size // num_streams) * num_streams  # as much of each stream
         if read_together > left:
             smaller = "num_streams" if self.batch_size <= left else "random_images"
-            raise DataError(
+            raise BatchesDoNotFit(
                 f"sampler.num_streams = {num_streams} read {read_together} samples for a batch of "
-                f"{self.batch_size}, and there are {left} to train on; use a smaller "
-                f"sampler.{smaller}"
+                f"{self.batch_size}, and there are {left} to train on",
+                f"use a smaller sampler.{smaller}",
+                classes=classes_per_batch,
             )
         self.order = Order(
             split.starts,
@@ -142,10 +158,11 @@ class PKOrder:
             remedy = f"use a larger one, up to {self.order.samples}, or lower"
             if buffer >= self.order.samples:  # all that there are
                 remedy = f"there are {self.order.samples} in all: lower"
-            raise DataError(
+            raise BatchesDoNotFit(
                 f"no {classes_per_batch} classes with {images_per_class} images each meet in "
-                f"sampler.buffer = {buffer} samples; {remedy} sampler.classes_per_batch or "
-                "sampler.images_per_class"
+                f"sampler.buffer = {buffer} samples",
+                f"{remedy} sampler.classes_per_batch or sampler.images_per_class",
+                classes=classes_per_batch,
             )
         self.samples = self.order.samples
         self.dropped = waiting.dropped

@@ -206,7 +206,7 @@ def nothing_to_choose_by(
         config: The recipe's [run].
         labels: As in `can_choose`.
         views: As in `can_choose`.
-        remedy: What holds out images by which one can choose.
+        remedy: What to change.
     """
     setting = "run.keep = 'best'" if config.keep == "best" else "run.patience"
     if config.keep != "best" and not config.patience:
@@ -214,4 +214,4 @@ def nothing_to_choose_by(
     if not config.monitor_steps:
         yield f"{setting} needs evaluations to choose by; set run.monitor_steps"
     elif not can_choose(labels, views=views):
-        yield f"{setting} has no held-out images to choose by; {remedy}, or leave it out"
+        yield f"{setting} has no held-out images to choose by; {remedy}"
