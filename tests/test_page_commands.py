@@ -14,8 +14,9 @@ from PIL import Image
 from sslpipe.cli import app
 from sslpipe.data.index import PATH_COLUMN, load_index
 from tests.helpers import finetunes
-from tests.helpers.dataset import picture
+from tests.helpers.dataset import picture, png
 from tests.helpers.runs import RECIPE, ROOT, write_recipe
+from tests.helpers.shards import write_tar
 from tests.test_docs import TEXTS, command_lines, inline
 from tools.datasets import scattered_idx
 
@@ -34,6 +35,12 @@ def make_up(folder: Path, words: list[str]) -> None:
     if source == "idx":
         images = ROOT / "assets" / "fashion-mnist-10k"
         scattered_idx.main([str(images), str(folder / option(words, "--root")), "--per-class=5"])
+        return
+    if source == "tars":
+        tar = folder / option(words, "--root") / "train-0.tar"
+        texts = [(f"{k}.txt", b"c%d" % (k % 4)) for k in range(96)]
+        images = [(f"{k}.png", png(picture(k, 20))) for k in range(96)]
+        write_tar(tar, *(each for pair in zip(images, texts, strict=True) for each in pair))
         return
     rows = []
     for number in range(96):
@@ -185,6 +192,7 @@ def build(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     manifest = load_index(words[3]).manifest
     assert ("test" in manifest.splits) == ("--test-fraction" in words)
     columns = [each.partition(":")[0] for each in option(words, "--columns").split(",") if each]
+    columns += re.compile(option(words, "--name-pattern")).groupindex
     assert [name for name in manifest.columns if name != PATH_COLUMN] == columns
 
 

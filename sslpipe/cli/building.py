@@ -39,7 +39,11 @@ class Reading:
     ] = None
     csv: Annotated[Path | None, option("csv: the file, one row per image.")] = None
     image_column: Annotated[
-        str, option("csv: column of the paths, relative to the file; parquet: of the images.")
+        str,
+        option(
+            "csv: column of the paths, relative to the file, or URLs; parquet: of the images. "
+            "front,back makes a sample of each.",
+        ),
     ] = "path"
     label_column: Annotated[
         str,

@@ -200,7 +200,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
             options = {scheme(url): options}
         return fsspec.core.url_to_fs(url, **options)  # type: ignore[no-any-return]
     except ImportError as error:  # fsspec names the store's package: "Install s3fs to access S3"
-        raise DataError(f"cannot read {url}: {error}") from error
+        raise DataError(f'cannot read {url}: {error}; pip install "sslpipe[remote]"') from error
 
 
 def _options(url: str) -> dict[str, Any]:

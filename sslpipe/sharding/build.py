@@ -351,7 +351,8 @@ def _report(out: Path, build: _Written) -> Report:
     """Return what became of the images of a build, once dataset.json is there."""
     done = [each for own in build.done.values() for each in own]
     bad = group_kinds(
-        ("images that cannot be decoded", "", line.partition(": ")[0]) for line in _skipped(build)
+        ("images that cannot be read or decoded", "", line.partition(": ")[0])
+        for line in _skipped(build)
     )
     return make_report(
         out,

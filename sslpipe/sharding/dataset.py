@@ -57,7 +57,8 @@ def build_dataset(
         root: Folder of the images or files.
         split: Read only this split; its name where the source has none.
         csv: The file of source "csv", one row per image.
-        image_column: Of a CSV file: the paths, relative to the file; of parquet: the images.
+        image_column: Of a CSV file: the paths, relative to the file, or URLs; of parquet: the
+            images. "front,back": each is a sample; the column "row" tells which belong together.
         label_column: Of a CSV or parquet file: the classes; of tars a key in KEY.json, or "txt".
         split_column: Of a CSV file: the splits' names.
         skip_missing: Skip files of a table that do not exist; `Built.missing` lists them.

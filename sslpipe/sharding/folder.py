@@ -19,7 +19,6 @@ from sslpipe.sharding.sources import (
     SENSOR_SUFFIXES,
     SUFFIXES,
     Images,
-    Row,
     SourceOptions,
     chosen_splits,
     from_rows,
@@ -41,9 +40,11 @@ _UNREAD = {
         *(".avif", ".jxl", ".jp2", ".jpx", ".svg", ".psd", ".tga", ".ico"),
         *(".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".eps", ".pdf"),
     ),
-    "take frames: ffmpeg -i FILE -vf fps=1 FRAMES/%06d.jpg": (
+    "take frames, ffmpeg -i FILE -vf fps=1 FRAMES/FILE/%d.jpg, which docs/pairs.md pairs": (
         *(".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv", ".3gp"),
     ),
+    "sslpipe shards build OUT --source parquet --root {root} reads them": (".parquet", ".arrow"),
+    "sslpipe shards index reads them": (".tar",),
     "unpack them": (".zip", ".rar", ".7z", ".gz", ".tgz", ".bz2", ".xz", ".zst"),
     "sslpipe sensors build reads them": SENSOR_SUFFIXES,
 }
@@ -367,7 +368,7 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
             kept[split].append(entry.path)
 
     # their classes
-    rows = dict[str, list[Row]]()
+    rows = dict[str, list[tuple[Path, str | None]]]()
     for split, own in kept.items():
         if not own:
             raise _no_images(root / split, options.suffixes)
@@ -424,7 +425,8 @@ def _unread(root: Path, left_out: Sequence[Entry]) -> list[str]:
         kinds = [f"{len(by_kind.pop(kind)):,} {kind}" for kind in suffixes if kind in by_kind]
         if kinds:
             doubts.append(
-                f"files that may hold images and are not read: {', '.join(kinds)}; {remedy}"
+                f"files that may hold images and are not read: {', '.join(kinds)}; "
+                f"{remedy.format(root=root)}"
             )
     # cat, cat.jpg?w=400: by their first bytes
     hidden = {
@@ -451,7 +453,9 @@ def _holds_image(path: Path) -> bool:
     return image_kind(start) is not None or other_kind(start) in _IMAGES
 
 
-def _doubts(root: Path, splits: Splits, rows: Mapping[str, Sequence[Row]]) -> list[str]:
+def _doubts(
+    root: Path, splits: Splits, rows: Mapping[str, Sequence[tuple[Path, str | None]]]
+) -> list[str]:
     """Return what of the folders looks like a slip."""
     doubts = []
     classes = {row[1] for own in rows.values() for row in own if row[1] is not None}

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.columns import Kind
+from sslpipe.data.decode import BadSample
+from sslpipe.data.storage import local_path, read_bytes
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import forward_slashes, open_regular
 from sslpipe.sharding.members import READS_AVIF, READS_HEIC
@@ -33,6 +35,7 @@ SUFFIXES = (
 # of other files, which `sslpipe sensors build` reads
 SENSOR_SUFFIXES = (".npy", ".npz", ".dcm", ".dicom", ".nii", ".nii.gz", ".btf", ".tf8")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")  # how Python holds such bytes, or half of a character
+URL_BYTES = 100_000  # taken for the size of an image that is not downloaded yet
 MOST_NAMED = 20  # splits in a message
 
 
@@ -62,6 +65,7 @@ class Images:
     cells: Mapping[str, Any] = field(default_factory=dict)  # by column: of pyarrow, or a sequence
     origin: Origin = "name"  # what a text among `cells` may mean
     paths: Sequence[Path] = ()  # the file of each image, where they are files
+    are_places: bool = False  # `names` are paths below the root, or URLs
     left_out: Sequence[Group] = ()  # what else was there, of all splits
     doubts: Sequence[str] = ()  # what looks like a slip, a sentence each, of all splits
 
@@ -106,7 +110,8 @@ class SourceOptions:
 
 _UPPER = tuple(suffix.upper() for suffix in SUFFIXES)
 
-Row = tuple[Path, str | None]  # an image and its class
+Place = Path | str  # of an image: a file, or a URL
+Row = tuple[Place, str | None]  # an image and its class
 SourceReader = Callable[[SourceOptions], dict[str, Images]]  # images by split; raises DataError
 
 
@@ -138,19 +143,20 @@ def from_rows(
     for split in chosen_splits(options, groups, where or root):
         if not (rows := groups[split]):
             raise DataError(f"{root} has no image of split {split!r}")
-        rows = [(listed_file(path), label) for path, label in rows]
-        sizes = [_size(path) for path, _ in rows]
-        names = [readable(forward_slashes(os.path.relpath(row[0], root))) for row in rows]
+        rows = [(listed_file(place), label) for place, label in rows]
+        sizes = [_size(place) for place, _ in rows]
+        names = [_name(place, root) for place, _ in rows]
         missing = [k for k, size in enumerate(sizes) if size < 0]
         check_missing([str(rows[k][0]) for k in missing], len(rows), options.skip_missing)
         left_out += [("files of the list that are not there", "", names[k]) for k in missing]
         there = [k for k, size in enumerate(sizes) if size >= 0]
-        paths = [rows[k][0] for k in there]
+        places = [rows[k][0] for k in there]
         labels, classes = number_labels([rows[k][1] for k in there], all_labels)
 
-        def read(number: int, paths: Sequence[Path] = paths) -> bytes:
-            return read_file(paths[number])
+        def read(number: int, places: Sequence[Place] = places) -> bytes:
+            return read_place(places[number])
 
+        files = [place for place in places if isinstance(place, Path)]
         images[split] = Images(
             names=[names[k] for k in there],
             labels=labels,
@@ -160,13 +166,37 @@ def from_rows(
             missing=[names[k] for k in missing],
             cells=_rows_of(tables[split], there) if tables else {},
             origin="table" if tables else "name",
-            paths=paths,
+            paths=files if len(files) == len(places) else (),
+            are_places=True,
         )
     first = next(iter(images))
     return {**images, first: replace(images[first], left_out=group_kinds(left_out), doubts=doubts)}
 
 
-def listed_file(path: Path) -> Path:
+def place_of(root: Path, text: str) -> Place:
+    """Return the file or URL that a list names. Raises: DataError for a scheme that is not read."""
+    path = local_path(text)
+    return text if path is None else root / path
+
+
+def read_place(place: Place) -> bytes:
+    """Read a whole file, or download a URL. Raises: DataError, of a URL BadSample."""
+    if isinstance(place, Path):
+        return read_file(place)
+    try:
+        return read_bytes(place)
+    except DataError as error:  # one of a million, which --skip-bad passes by
+        reason = str(error).removeprefix(f"cannot read {place}: ").replace(place, "no such file")
+        raise BadSample(f"cannot be downloaded: {reason}") from error
+
+
+def _name(place: Place, root: Path) -> str:
+    if isinstance(place, Path):
+        place = forward_slashes(os.path.relpath(place, root))
+    return readable(place)
+
+
+def listed_file(path: Place) -> Place:
     """Return the file that a list means: as written; with Windows' separators; without its suffix.
 
     Tables of Kaggle name ids, and one image file of that name is there.
@@ -174,7 +204,7 @@ def listed_file(path: Path) -> Path:
     Raises:
         DataError: Several image files have the name.
     """
-    if path.exists():
+    if isinstance(path, str) or path.exists():
         return path
     tries = [path, Path(str(path).replace("\\", "/"))]
     for each in tries:
@@ -197,8 +227,10 @@ def _rows_of(table: Any, rows: Sequence[int]) -> dict[str, Any]:
     return {name: table.column(name).take(rows) for name in table.column_names}
 
 
-def _size(path: Path) -> int:
+def _size(path: Place) -> int:
     """Return the bytes of a file, -1 where there is none. Raises: DataError for another thing."""
+    if isinstance(path, str):
+        return URL_BYTES
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):

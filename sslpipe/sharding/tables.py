@@ -1,4 +1,4 @@
-"""Read tables that list images, a row an image: CSV, and parquet as Hugging Face has it."""
+"""Read tables that list images, a row an image: CSV; parquet and Arrow as Hugging Face has them."""
 
 import io
 import json
@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import compute, csv, parquet, types
+from pyarrow import compute, csv, ipc, parquet, types
 
 from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError, did_you_mean
+from sslpipe.files import parse_object
 from sslpipe.portable import open_regular
 from sslpipe.sharding.report import group_kinds
 from sslpipe.sharding.sources import (
@@ -24,17 +25,20 @@ from sslpipe.sharding.sources import (
     from_rows,
     merged_classes,
     number_labels,
+    place_of,
     read_file,
+    read_place,
     root_folder,
 )
 from sslpipe.sharding.split_names import GENERIC, name_splits, split_of, without_number
 
+ROW = "row"  # column of the rows of several images, for [pairs]
 LISTS_OF_PATHS = (".txt", ".lst")
 DELIMITERS = (",", ";", "\t", "|")
 
 
 def read_csv(options: SourceOptions) -> dict[str, Images]:
-    """Read a CSV file, a row an image: a path, and where they are named, a label and a split.
+    """Read a CSV file, a row an image: a path or URL, and where they are named, label and split.
 
     Paths are relative to the CSV file, or to --root. A .txt file without such a header has a path a
     line.
@@ -64,7 +68,7 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     rows: dict[str, list[Row]] = {split: [] for split in splits.values()}
     places: dict[str, list[int]] = {split: [] for split in splits.values()}
     for place, (name, image, label) in enumerate(zip(named, paths, labels, strict=True)):
-        rows[splits[name]].append((root / image, label))
+        rows[splits[name]].append((place_of(root, image), label))
         places[splits[name]].append(place)
     cells = {split: table.take(own).select(options.fields) for split, own in places.items()}
     return from_rows(options, root, rows, cells, where=where)
@@ -76,7 +80,9 @@ def _read_list(options: SourceOptions, root: Path, text: str) -> dict[str, Image
     if options.fields:
         raise DataError(f"--columns {options.fields[0]}: a list of paths has no columns")
     split = options.split and (split_of(options.split) or options.split)
-    return from_rows(options, root, {split or "train": [(root / line, None) for line in lines]})
+    return from_rows(
+        options, root, {split or "train": [(place_of(root, line), None) for line in lines]}
+    )
 
 
 def _filled(table: Any, column: str, path: Path) -> list[str]:
@@ -89,22 +95,23 @@ def _filled(table: Any, column: str, path: Path) -> list[str]:
 
 
 def _read_csv(options: SourceOptions, path: Path) -> Any:
-    """Read the columns that are asked for, as texts. Raises: DataError."""
-    wanted = {name: "--columns" for name in options.fields}
-    wanted[options.image_column] = "--image-column"
-    if options.labels and options.label_column:
-        wanted[options.label_column] = "--label-column"
-    if options.split_column:
-        wanted[options.split_column] = "--split-column"
+    """Read the columns that are asked for, as texts, a row an image. Raises: DataError."""
     try:
         with open_regular(path, pipe=True) as file:
             raw = file.read()
         raw.decode()  # or it is no UTF-8
         sign = _delimiter(raw, options.image_column)
         columns = _header(raw, sign)
+        images = _image_columns(options.image_column, columns)
+        wanted = {name: "--columns" for name in _fields(options, images, columns)}
+        wanted |= dict.fromkeys(images, "--image-column")
+        if options.labels and options.label_column:
+            wanted[options.label_column] = "--label-column"
+        if options.split_column:
+            wanted[options.split_column] = "--split-column"
         for column, option in wanted.items():
             _check_column(path, column, columns, option)
-        return csv.read_csv(
+        table = csv.read_csv(
             io.BytesIO(raw),
             _in_one_block(raw),
             csv.ParseOptions(delimiter=sign, newlines_in_values=True),
@@ -112,6 +119,7 @@ def _read_csv(options: SourceOptions, path: Path) -> Any:
                 column_types=dict.fromkeys(wanted, pa.string()), include_columns=list(wanted)
             ),
         )
+        return _a_row_an_image(table, images, options.image_column)
     except (OSError, ValueError) as error:
         remedy = ""
         if isinstance(error, UnicodeDecodeError):
@@ -119,6 +127,39 @@ def _read_csv(options: SourceOptions, path: Path) -> Any:
         elif "columns" in str(error):
             remedy = "; give each row as many cells as the first has, with quotes around commas"
         raise DataError(f"cannot read {path}: {first_line(error)}{remedy}") from error
+
+
+def _image_columns(wanted: str, there: Sequence[str]) -> list[str]:
+    """Return the column of the images, or several, between which are commas: front,back."""
+    return [wanted] if wanted in there else [name.strip() for name in wanted.split(",")]
+
+
+def _fields(options: SourceOptions, images: Sequence[str], there: Sequence[str]) -> list[str]:
+    """Return the columns to read, but for ROW, which rows of several images get."""
+    is_added = len(images) > 1 and ROW not in there
+    return [name for name in options.fields if not (is_added and name == ROW)]
+
+
+def _a_row_an_image(table: Any, columns: Sequence[str], name: str) -> Any:
+    """Repeat the rows for each column of images, which becomes the column `name`.
+
+    A row without an image in a column is not repeated for it. All have the number of their row in
+    ROW, unless the table has such a column. Raises: pyarrow.ArrowException where columns differ in
+    their types.
+    """
+    if len(columns) < 2:
+        return table
+    parts = []
+    for column in columns:
+        cells = table.column(column)
+        part = table.append_column(name, cells)
+        if ROW not in table.column_names:
+            part = part.append_column(ROW, pa.array(range(len(table))))
+        is_there = cells.is_valid()
+        if types.is_string(cells.type):
+            is_there = compute.and_kleene(is_there, compute.not_equal(cells, ""))
+        parts.append(part.filter(is_there))
+    return pa.concat_tables(parts)
 
 
 def _check_column(path: Path, column: str, columns: Sequence[str], option: str) -> None:
@@ -173,10 +214,11 @@ Labels = NDArray[np.int64] | list[str | None]  # numbers of classes (-1: none), 
 
 
 def read_parquet(options: SourceOptions) -> dict[str, Images]:
-    """Read parquet files anywhere under --root, or one; the image and label columns by name.
+    """Read parquet or .arrow files under --root, or one; the image and label columns by name.
 
     The split of a file is how its name begins (train-00000-of-00002.parquet), else the folder that
-    is named like one (default/train/0000.parquet). An image is bytes, a path from --root, or a
+    is named like one (default/train/0000.parquet; train/data-00000-of-00001.arrow of
+    `save_to_disk`). An image is bytes, a path from --root, or a
     struct of both. The encoded images of a split are held in memory while its shards are written.
     Labels are integers, named by the ClassLabel feature in the files' metadata where there is one,
     or texts, which are the names.
@@ -184,8 +226,8 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     # files by split
     if options.root is None:
         raise DataError(
-            "this source needs --root DIR, a folder of parquet files; of a data set of the hub: "
-            "hf download USER/NAME --repo-type dataset --local-dir DIR"
+            "this source needs --root DIR, a folder of .parquet or .arrow files; of a data set of "
+            "the hub: hf download USER/NAME --repo-type dataset --local-dir DIR"
         )
     if options.root.is_file():
         root = options.root.parent
@@ -197,14 +239,22 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
         files = {options.split or "train": next(iter(files.values()))}
     groups = {split: [file.path for file in own] for split, own in files.items()}
     if not groups:
-        raise DataError(f"{root} has no *.parquet file")
+        raise DataError(f"{root} has no .parquet or .arrow file")
     chosen = {split: groups[split] for split in chosen_splits(options, groups, root)}
     _check_one_configuration(root, [file for split in chosen for file in files[split]])
     # the columns that are needed, all rows of a split as one table
     column = options.image_column if options.image_column != "path" else "image"
     label_column = options.label_column if options.labels else None
-    wanted = [column, *filter(None, [label_column]), *options.fields]
-    tables = {split: _read_table(paths, wanted) for split, paths in chosen.items()}
+    tables = {}
+    for split, paths in chosen.items():
+        there = _columns(paths[0])
+        columns = _image_columns(column, there)
+        fields = _fields(options, columns, there)
+        table = _read_table(paths, [*columns, *filter(None, [label_column]), *fields])
+        try:
+            tables[split] = _a_row_an_image(table, columns, column)
+        except pa.ArrowException as error:
+            raise DataError(f"--image-column {column!r}: {first_line(error)}") from error
     # texts are numbered by those of all splits, also of the ones that are not read
     labels: dict[str, Labels | None] = dict.fromkeys(groups)
     if label_column is not None:
@@ -229,9 +279,9 @@ class _File(NamedTuple):
 
 
 def _find_files(root: Path) -> dict[str, list[_File]]:
-    """Find the parquet files below a folder by split, none in hidden folders."""
+    """Find the files below a folder by split, none in hidden folders."""
     groups: dict[str, list[_File]] = {}
-    for path in sorted(root.rglob("*.parquet")):
+    for path in sorted([*root.rglob("*.parquet"), *_arrow_files(root)]):
         folders = path.relative_to(root).parts[:-1]
         is_ours = (path.parent / "dataset.json").exists()  # columns of a data set
         if is_ours or any(name.startswith(".") for name in (*folders, path.name)):
@@ -251,6 +301,34 @@ def _find_files(root: Path) -> dict[str, list[_File]]:
     return groups
 
 
+def _arrow_files(root: Path) -> list[Path]:
+    """Find .arrow files; beside a state.json of `save_to_disk` those that it names.
+
+    Others beside it are caches of `Dataset.map`.
+
+    Raises: DataError where a file is missing, or the rows are chosen by a file of indices.
+    """
+    found = set(root.rglob("*.arrow"))
+    for state in sorted(root.rglob("state.json")):
+        try:
+            tree = parse_object(read_file(state))
+        except ValueError as error:
+            raise DataError(f"{state} is damaged: {error}; save the data set again") from None
+        files = tree.get("_data_files")
+        if not isinstance(files, list):
+            continue  # of another program
+        if tree.get("_indices_data_files") or tree.get("_indices_files"):
+            raise DataError(
+                f"{state}: rows are chosen by a file of indices, which is not read; save "
+                "dataset.flatten_indices()"
+            )
+        named = {state.parent / str(_get(file, "filename")) for file in files}
+        if lost := sorted(named - found):
+            raise DataError(f"{state} names {lost[0].name}, which is missing; copy it, too")
+        found -= {path for path in found if path.parent == state.parent and path not in named}
+    return sorted(found)
+
+
 def _check_one_configuration(root: Path, files: Sequence[_File]) -> None:
     """Raise DataError where files are of several data sets, as a repository of the hub may have."""
     found = sorted({file.configuration for file in files})
@@ -258,7 +336,7 @@ def _check_one_configuration(root: Path, files: Sequence[_File]) -> None:
         places = [str(root / name) for name in found]
         more = f" and {len(places) - 3:,} more" * (len(places) > 3)
         raise DataError(
-            f"{root} has parquet files of several data sets, which are not merged: "
+            f"{root} has files of several data sets, which are not merged: "
             f"{', '.join(places[:3])}{more}; give one of them as --root, or put all files of one "
             "data set into one folder"
         )
@@ -267,9 +345,19 @@ def _check_one_configuration(root: Path, files: Sequence[_File]) -> None:
 def _columns(path: Path) -> list[str]:
     try:
         with open_regular(path) as file:
+            if path.suffix == ".arrow":
+                return list(_open_arrow(path).schema.names)
             return list(parquet.read_schema(file).names)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {path}: {error}") from error
+
+
+def _open_arrow(path: Path) -> Any:
+    """Open an .arrow file where it lies: a stream, as `datasets` writes it, or Arrow's file."""
+    with open_regular(path) as file:
+        is_file = file.read(6) == b"ARROW1"
+    source = pa.memory_map(str(path))
+    return ipc.open_file(source) if is_file else ipc.open_stream(source)
 
 
 def _read_table(paths: list[Path], wanted: list[str]) -> Any:
@@ -285,7 +373,12 @@ def _read_table(paths: list[Path], wanted: list[str]) -> Any:
                     "--columns"
                 )
         try:
-            table = parquet.read_table(path, columns=list(dict.fromkeys(wanted)))
+            columns = list(dict.fromkeys(wanted))
+            if path.suffix == ".arrow":
+                table = _open_arrow(path).read_all().select(columns)
+                table.validate(full=True)
+            else:
+                table = parquet.read_table(path, columns=columns)
             for place, field in enumerate(table.schema):
                 if types.is_dictionary(field.type):
                     plain = table.column(place).cast(field.type.value_type)
@@ -372,7 +465,7 @@ def _images(
         if isinstance(cell, bytes):
             return cell
         if isinstance(cell, str):
-            return read_file(root / cell)
+            return read_place(place_of(root, cell))
         raise DataError(
             f"{root}, {split}[{kept[i]}]: column {column!r} holds {type(cell).__name__}, no image; "
             "see --image-column"
@@ -412,7 +505,7 @@ def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
         path = cell.get("path") if isinstance(cell, dict) else cell
         if path is None:
             missing[row] = f"{split}[{row}]"
-        elif not (root / str(path)).is_file():
+        elif isinstance(place := place_of(root, str(path)), Path) and not place.is_file():
             missing[row] = str(path)
     return missing
 

@@ -400,7 +400,7 @@ def _write_shard(
         entry=index_tar(path, suffixes)[0] if count else None,  # now that it is whole and on disk
         moments=Moments(pixels=count, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
-        names=names if images.paths else [],
+        names=names if images.paths or images.are_places else [],
         remarks=group_kinds(remarks),
     )
 

@@ -299,7 +299,7 @@ def test_a_wrong_column_split_or_file_names_what_there_is(tmp_path):
         with pytest.raises(DataError, match=words):
             read(tmp_path, **options)
 
-    refused(r"has no \*\.parquet file")
+    refused(r"has no \.parquet or \.arrow file")
     write(tmp_path / "train-0.parquet", WORDS)
     refused(r"no column 'lable'.*label", label_column="lable")
     refused("no split 'trian'; did you mean 'train'", split="trian")
