@@ -46,6 +46,7 @@ from sslpipe.run.health import Alarms
 from sslpipe.run.plan import Plan, judge
 
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
+FEW_CLASSES = 32  # of a batch: each number up to it is tried, where they do not fit
 ALARM_REMEDY = (
     "Lower optim.peak_lr (and tune.loss_lr, of proxies), lengthen optim.warmup_steps, or use "
     "another loss.kind: sup_con with temperature = 0.1 learns from many shapes of labels"
@@ -179,36 +180,48 @@ def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
 
 
 def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> str:
-    """Find overrides for which there are batches, and a choice where one is asked for; "": none.
+    """Find overrides for which there are batches, and a choice where one is asked for; "": none."""
+    choosing = choosing_nothing(recipe.run)
+    first = ""
+    for sampler in _fitting_samplers(recipe, index, split):
+        settings = _overrides(recipe.sampler, sampler)
+        first = first or settings
+        if not choosing or _can_choose(recipe.model_copy(update={"sampler": sampler}), index):
+            return settings
+        if recipe.data.validation_classes != "auto":  # no sampler changes what is held out
+            break
+    return f"{first} {choosing}" if first else ""
 
-    As many classes a batch as there are, of as many images as the recipe says; else of fewer.
-    """
+
+def _fitting_samplers(
+    recipe: FinetuneRecipe, index: DatasetIndex, split: Split
+) -> Iterator[Sampler]:
+    """Yield samplers for which there are batches, of most images a class and most classes first."""
     given = recipe.sampler
     group = given.neighbours + 1  # classes come in groups of so many
-    fewer = (given.images_per_class // 2, 4, 3, 2)
-    for images in (given.images_per_class, *(k for k in fewer if 1 < k < given.images_per_class)):
+    fewer = {given.images_per_class, given.images_per_class // 2, 4, 3, 2}
+    for images in sorted(k for k in fewer if 1 < k <= given.images_per_class)[::-1]:
         classes = given.classes_per_batch
         while classes >= max(2, group):
             size = {"classes_per_batch": classes, "images_per_class": images}
+            fewer_classes = classes - group if classes <= FEW_CLASSES else classes // 2
             for streams in (given.num_streams, 1):
                 sampler = given.model_copy(update={**size, "num_streams": streams})
-                changed = recipe.model_copy(update={"sampler": sampler})
                 try:
-                    _batches(changed, index, split)
+                    _batches(recipe.model_copy(update={"sampler": sampler}), index, split)
                 except BatchesDoNotFit as error:
-                    enough = error.classes
+                    if error.classes < classes:
+                        fewer_classes = error.classes
                 else:
-                    return f"{_overrides(given, sampler)} {_unchosen(changed, index)}".strip()
-            classes = enough if enough < classes else classes // 2
-            classes -= classes % group
-    return ""
+                    yield sampler
+                    break
+            classes = fewer_classes - fewer_classes % group
 
 
-def _unchosen(recipe: FinetuneRecipe, index: DatasetIndex) -> str:
-    """Write overrides that ask for no choice among evaluations, where none can be made."""
+def _can_choose(recipe: FinetuneRecipe, index: DatasetIndex) -> bool:
     split, names = labelled_split(recipe, index)
     labels = split.labels_of(held_out(recipe, split, names).ids)
-    return "" if can_choose(labels, views=False) else choosing_nothing(recipe.run)
+    return can_choose(labels, views=False)
 
 
 def choosing_nothing(config: RunConfig) -> str:
