@@ -141,6 +141,7 @@ class Finetuning(Plan[FinetuningParts]):
             self.recipe.total_steps,
             most_rank=self.recipe.sampler.classes_per_batch / 2,
             grows="queue_rows" if self.recipe.queue is not None else "",
+            harder=self.recipe.sampler.neighbours > 0,
             remedy=ALARM_REMEDY,
         )
 

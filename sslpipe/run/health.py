@@ -98,6 +98,7 @@ class Alarms:
         most_rank: That it has, if that is higher: embeddings of a few classes may have few
             directions.
         grows: A number that a queue raises, and the loss with it, until it is full; "": none.
+        harder: Whether batches become harder on purpose: then a loss that rises is no sign.
         remedy: Settings to change.
     """
 
@@ -108,12 +109,14 @@ class Alarms:
         least_rank: float = 1.0,
         most_rank: float = math.inf,
         grows: str = "",
+        harder: bool = False,
         remedy: str = "Lower optim.peak_lr, or lengthen optim.warmup_steps",
     ) -> None:
         self._steps = steps
         self._least_rank = least_rank
         self._most_rank = most_rank
         self._grows = grows
+        self._harder = harder
         self._remedy = remedy
         self._raised: dict[str, bool] = {}
         self._well: dict[str, bool] = {}  # a reading passed no threshold yet
@@ -164,7 +167,7 @@ class Alarms:
         return self._change("rank_collapse", crossed, value, least, text)
 
     def _read_loss(self, step: int, value: float | None, grown: float | None) -> Alarm | None:
-        if value is None:
+        if value is None or self._harder:
             return None
         grows = grown is not None and grown > self._most_grown
         if self._first_loss is None or grows:

@@ -14,6 +14,7 @@ from sslpipe.evaluation.embed import embed
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.named import open_init
 from sslpipe.metric_learning.classes import held_out, labelled_split
+from sslpipe.metric_learning.plan import Finetuning
 from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint_files import checkpoint_names, latest, read_state
 from sslpipe.run.log import read_metrics
@@ -115,6 +116,15 @@ def test_without_labels_a_tenth_is_held_out_and_found_by_the_other_view(start, t
     recipe = state.identity.recipe
     assert (recipe["data"]["holdout"], recipe["data"]["holdout_from"]) == (19, "all")
     assert state.best.measure == "holdout_view_recall"
+
+
+@pytest.mark.parametrize("neighbours", [0, 3])
+def test_batches_of_near_classes_raise_the_loss_and_no_alarm(data, tmp_path, neighbours):
+    recipe = recipe_of(tmp_path, finetunes, f"sampler.neighbours={neighbours}", "steps=50")
+    plan = Finetuning.make(recipe, data)
+    alarms = plan.alarms(plan.build(compiled=False))
+    changes = [change for step in range(20) for change in alarms.read(step, {"loss": 2.0 + step})]
+    assert [change.name for change in changes] == ([] if neighbours else ["loss_rises"])
 
 
 def test_a_run_from_random_weights_holds_nothing_out(data, tmp_path):
