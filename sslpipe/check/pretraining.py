@@ -175,6 +175,11 @@ def _look_at_order(plan: Pretraining) -> tuple[Rows, Rows, str | None]:
         )
     not_kept = len(split) - held_out - order.samples
     left_out = f"{held_out:,} held out" + (f", {not_kept:,} not kept" if not_kept else "")
+    asked = plan.recipe.data.holdout or 0
+    if held_out != asked:  # each class gives its share, rounded; groups are whole
+        rounded = plan.recipe.data.holdout_by is None
+        why = "each class gives its share, rounded" if rounded else "groups stay whole"
+        left_out += f" (data.holdout = {asked}: {why})"
     epochs = plan.recipe.total_steps / order.steps_per_epoch
     looked = f"over {count} planned batches of the first epoch"
     score = "unknown (unlabelled, or one class)" if mixing is None else f"{mixing:.4f}"

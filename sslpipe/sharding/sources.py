@@ -3,6 +3,7 @@
 To add a source: write a SourceReader, and a line in SOURCES (`sslpipe/sharding/readers.py`).
 """
 
+import glob
 import os
 import re
 import stat
@@ -108,6 +109,14 @@ class SourceOptions:
         return [spec.field for spec in self.columns if spec.field not in self.in_names]
 
 
+# what --root may be instead of a folder
+_LIST = "for a list or table give --source csv --csv {file}"
+_OF_FILES = {
+    **dict.fromkeys((".csv", ".tsv", ".txt", ".lst"), _LIST),
+    **dict.fromkeys((".parquet", ".arrow"), "give --source parquet --root {file}"),
+    ".tar": "give the folder of webdataset tars to sslpipe shards index, or unpack it",
+    **dict.fromkeys((".zip", ".tgz", ".gz", ".7z", ".rar"), "unpack it, and give that folder"),
+}
 _UPPER = tuple(suffix.upper() for suffix in SUFFIXES)
 
 Place = Path | str  # of an image: a file, or a URL
@@ -147,7 +156,8 @@ def from_rows(
         sizes = [_size(place) for place, _ in rows]
         names = [_name(place, root) for place, _ in rows]
         missing = [k for k, size in enumerate(sizes) if size < 0]
-        check_missing([str(rows[k][0]) for k in missing], len(rows), options.skip_missing)
+        absent = [str(rows[k][0]) for k in missing]
+        check_missing(absent, len(rows), options.skip_missing, root=root)
         left_out += [("files of the list that are not there", "", names[k]) for k in missing]
         there = [k for k, size in enumerate(sizes) if size >= 0]
         places = [rows[k][0] for k in there]
@@ -295,16 +305,39 @@ def merged_classes(labels: Iterable[str | None]) -> list[str]:
     return doubts
 
 
-def check_missing(missing: Sequence[str], total: int, skip_missing: bool) -> None:
-    """Raise DataError where files of a list are missing, unless they are skipped and some stay."""
+def check_missing(
+    missing: Sequence[str], total: int, skip_missing: bool, *, root: Path | None = None
+) -> None:
+    """Raise DataError where files of a list are missing, unless they are skipped and some stay.
+
+    `root` is where a file of the first name is looked for, to say where it lies.
+    """
     some_stay = len(missing) < total
     if not missing or (skip_missing and some_stay):
         return
     hint = ", or give --skip-missing to build without them" if some_stay else ""
+    if not some_stay and root is not None:
+        hint = _where_instead(Path(missing[0]), root)
     raise DataError(
         f"cannot read {missing[0]}: No such file or directory; {len(missing):,} of {total:,} "
         f"listed files are missing: mend the list or --root{hint}"
     )
+
+
+def _where_instead(path: Path, root: Path) -> str:
+    """Return where a file that is missing lies, up to 3 folders below a root; "" for nowhere."""
+    below = path.relative_to(root) if path.is_relative_to(root) else path
+    parts = re.split(r"[\\/]", str(below))
+    patterns = [f"{above}{glob.escape(parts[-1])}*" for above in ("", "*/", "*/*/", "*/*/*/")]
+    files = (file for pattern in patterns for file in root.glob(pattern))
+    found = next((file for file in files if parts[-1] in (file.name, file.stem)), None)
+    if found is None:
+        return ""
+    if len(parts) <= len(found.parts):
+        base = found.parents[len(parts) - 1]
+        if listed_file(base.joinpath(*parts)) == found:
+            return f"; {found} is there: give --root {base}"
+    return f"; {found} is there: write the paths of the list relative to --root"
 
 
 def chosen_splits(options: SourceOptions, there: Iterable[str], where: object) -> list[str]:
@@ -328,9 +361,13 @@ def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
     if options.root is None:
         raise DataError("this source needs --root DIR")
     if must_exist and not options.root.is_dir():
+        suffix = options.root.suffix.lower()
+        remedy = _OF_FILES.get(suffix, "") if options.root.is_file() else ""
         raise DataError(
-            f"--root {options.root} is not a folder; give the one that holds the images; for a "
-            "table, parquet or idx files see --source"
+            f"--root {options.root} is not a folder; "
+            + remedy.format(file=options.root)
+            + "give the one that holds the images; for a table, parquet or idx files see --source"
+            * (not remedy)
         )
     return options.root
 

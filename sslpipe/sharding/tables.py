@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from sslpipe.sharding.sources import (
     check_missing,
     chosen_splits,
     from_rows,
+    is_image,
     merged_classes,
     number_labels,
     place_of,
@@ -33,6 +35,7 @@ from sslpipe.sharding.sources import (
 from sslpipe.sharding.split_names import GENERIC, name_splits, split_of, without_number
 
 ROW = "row"  # column of the rows of several images, for [pairs]
+_LABELLED = re.compile(r"(.+?)[\s,;]+(\S+)")  # a path and its class
 LISTS_OF_PATHS = (".txt", ".lst")
 DELIMITERS = (",", ";", "\t", "|")
 
@@ -75,14 +78,18 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
 
 
 def _read_list(options: SourceOptions, root: Path, text: str) -> dict[str, Images]:
-    """Read a path a line; there are no labels."""
+    """Read a path a line, or in each a path and a class: `n01440764/1.JPEG 0`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    labelled = [_LABELLED.fullmatch(line) for line in lines]
+    named = [(match[1], match[2]) for match in labelled if match and is_image(Path(match[1]))]
+    has_labels = len(named) == len(lines) and not any(is_image(Path(line)) for line in lines)
     if options.fields:
         raise DataError(f"--columns {options.fields[0]}: a list of paths has no columns")
     split = options.split and (split_of(options.split) or options.split)
-    return from_rows(
-        options, root, {split or "train": [(place_of(root, line), None) for line in lines]}
-    )
+    rows: list[Row] = [(place_of(root, line), None) for line in lines]
+    if has_labels:
+        rows = [(place_of(root, path), label if options.labels else None) for path, label in named]
+    return from_rows(options, root, {split or "train": rows})
 
 
 def _filled(table: Any, column: str, path: Path) -> list[str]:
@@ -123,7 +130,7 @@ def _read_csv(options: SourceOptions, path: Path) -> Any:
     except (OSError, ValueError) as error:
         remedy = ""
         if isinstance(error, UnicodeDecodeError):
-            remedy = "; save it as UTF-8"
+            remedy = f"; save it as UTF-8: iconv -f cp1252 -t utf-8 {path} > utf8.csv"
         elif "columns" in str(error):
             remedy = "; give each row as many cells as the first has, with quotes around commas"
         raise DataError(f"cannot read {path}: {first_line(error)}{remedy}") from error

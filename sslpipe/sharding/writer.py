@@ -125,6 +125,7 @@ def cut_test(
     if list(splits) != ["train"]:
         raise DataError(
             f"--test-fraction cuts from a source with one split, train; here: {', '.join(splits)}"
+            + "; leave it away, or cut train alone with --split train" * ("train" in splits)
         )
     train = splits["train"]
     images = train.images

@@ -73,6 +73,10 @@ def test_the_sizes_are_those_of_the_recipe_and_the_data(recipe_of, index):
     result = check_pretraining(Pretraining.make(recipe, index))
     rows = rows_of(result)
     assert rows["data"] == "tiny: 128 images, 16 held out"
+    rounded = rows_of(check_pretraining(Pretraining.make(recipe_of("data.holdout=15"), index)))[
+        "data"
+    ]
+    assert "16 held out (data.holdout = 15" in rounded
     assert rows["steps per epoch"] == "7 (the run: 3 epochs)"  # (128 - 16) / 16
     assert (result.recipe.steps, rows["steps"]) == (21, "21")
     assert rows["negatives per anchor"] == "30 (2 x 16 - 2)"

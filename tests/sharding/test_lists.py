@@ -64,6 +64,56 @@ def test_a_list_is_a_path_a_line(tmp_path, photos, given):
     assert set(found) == ({"train", "test"} if "--test-fraction" in given else {"train"})
 
 
+def test_a_list_may_name_a_class_behind_each_path(tmp_path, photos):
+    (tmp_path / "list.txt").write_text("id0.PNG 3\nid1.PNG\t0\ndeep/id4.PNG  3\n")
+    words = ["--source", "csv", "--csv", tmp_path / "list.txt", "--root", photos]
+    assert built(tmp_path, *words) == {"train": ["deep/id4.PNG", "id0.PNG", "id1.PNG"]}
+    index = load_index(tmp_path / "out")
+    assert index.manifest.classes == ("0", "3")
+    assert sorted(index.split("train").labels.tolist()) == [0, 1, 1]
+
+
+def test_names_with_blanks_in_a_list_are_no_classes(tmp_path, photos):
+    (photos / "my id 1.PNG").write_bytes(png(picture(7)))
+    (tmp_path / "list.txt").write_text("id0.PNG\nmy id 1.PNG\n")
+    words = ["--source", "csv", "--csv", tmp_path / "list.txt", "--root", photos]
+    assert built(tmp_path, *words) == {"train": ["id0.PNG", "my id 1.PNG"]}
+    assert load_index(tmp_path / "out").manifest.classes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("id4", "--root {photos}/deep"),
+        ("id4.PNG", "--root {photos}/deep"),
+        ("deep\\id4.PNG", "--root {photos}"),
+        ("C:\\me\\deep\\id4.PNG", "relative to --root"),
+        ("/home/me/id4.PNG", "relative to --root"),
+    ],
+)
+def test_where_the_files_of_a_list_lie_is_said(tmp_path, photos, capsys, name, remedy):
+    (tmp_path / "list.csv").write_text(f"path,label\n{name},a\n")
+    root = tmp_path if remedy.endswith("photos}") else photos
+    words = ["--source", "csv", "--csv", tmp_path / "list.csv", "--root", root]
+    error = error_of(capsys, "build", tmp_path / "out", *words)
+    assert error.endswith(remedy.format(photos=photos))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("list.txt", "--source csv --csv {file}"),
+        ("a.parquet", "--source parquet --root {file}"),
+        ("a.tar", "shards index"),
+        ("a.ZIP", "unpack"),
+    ],
+)
+def test_a_file_as_root_is_refused_with_what_to_give(tmp_path, capsys, name, remedy):
+    (tmp_path / name).write_bytes(b"")
+    error = error_of(capsys, "build", tmp_path / "out", "--root", tmp_path / name)
+    assert remedy.format(file=tmp_path / name) in error
+
+
 def test_a_text_file_with_a_header_is_a_table(tmp_path, photos):
     (tmp_path / "list.txt").write_text("path\tlabel\nid0.PNG\ta\nid1.PNG\tb\n")
     words = ["--csv", tmp_path / "list.txt", "--root", photos]
