@@ -24,10 +24,10 @@ from tests.helpers.runs import ROOT, final_weights, python, write_recipe
 
 def test_the_packages_names_are_imported_at_their_first_use():
     """In a process without torch: below, in `AGAIN`."""
-    for name in (*sslpipe.__all__, "ImageSearch"):
+    for name in (*sslpipe.__all__, "ImageSearch", "choose"):
         assert callable(getattr(sslpipe, name)), name
     assert not hasattr(sslpipe, "trian")
-    assert dir(sslpipe) == sorted([*sslpipe.__all__, "ImageSearch"])  # a satellite brings it
+    assert dir(sslpipe) == sorted([*sslpipe.__all__, "ImageSearch", "choose"])  # a satellite's
 
 
 def test_train_runs_both_kinds_from_paths_and_what_it_trained_loads(tmp_path):

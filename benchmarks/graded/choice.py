@@ -35,7 +35,7 @@ from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import few_rows
 from sslpipe.evaluation.flatten import POWERS
-from sslpipe.search.choose import CornerViews, rank_with_labels, rank_without_labels
+from sslpipe.search.ranking import CornerViews, rank_with_labels, rank_without_labels
 
 ROWS = [*((name,) for name in CANDIDATES), *JOINS]
 ALWAYS = (("lite0@96", "lite0@160"), 0.25)

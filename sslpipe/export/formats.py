@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import nn
 
 from sslpipe.export.folder import SSLPIPE_KEY, write_folder, write_tensors
@@ -36,6 +37,8 @@ class Format:
 
 def _write_safetensors(model: FrozenBackbone, folder: Path) -> Path:
     _write_projector(model, folder)
+    if model.whitening is not None:
+        (folder / "whitening.safetensors").write_bytes(save(model.whitening._asdict()))
     return write_folder(model, folder)
 
 

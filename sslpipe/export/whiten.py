@@ -12,10 +12,16 @@ from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.flatten import choose_power
 from sslpipe.evaluation.whiten import Whitening, beside_whitening, fit_whitening
 from sslpipe.export.folder import SSLPIPE_KEY, sha256_sums
-from sslpipe.export.load import load_backbone
+from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.files import Tree, json_text, read_json
 from sslpipe.portable import write_atomically
 from sslpipe.weights.source import is_export
+
+
+def flatten_backbone(model: FrozenBackbone, fitted: Whitening) -> None:
+    """Let `encode` of a backbone, and of its exports, apply a whitening."""
+    model.whitening = fitted
+    model.update_config(whitening_sha256=hashlib.sha256(save(fitted._asdict())).hexdigest())
 
 
 def whiten_export(

@@ -192,15 +192,14 @@ def _scratch_beside(out: Path) -> Iterator[Path]:
 def refusals(model: FrozenBackbone) -> dict[str, str]:
     """Return format -> why it cannot hold this backbone; formats that can are not in it."""
     reasons = {name: each.refuses(model) for name, each in FORMATS.items()}
+    if model.whitening is not None:
+        flat = "its features are flattened by `encode`, behind the network; or export the network"
+        reasons |= {name: flat for name in FORMATS if name != "safetensors"}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str]:
     """Resolve "all" and repeats. Raises ExportError where a format is not possible."""
-    if model.whitening is not None:
-        raise ExportError(
-            "a whitened export is not exported on: export what it was made from, then whiten that"
-        )
     names = (*FORMATS, INT8)
     known = f"known: {', '.join(names)}, all"
     if not formats:

@@ -9,7 +9,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -40,6 +39,7 @@ from sslpipe.export.load import FrozenBackbone, Weights, load_backbone, weights_
 from sslpipe.files import json_text, parse_object, write_json
 from sslpipe.run.trackers import log_evaluation
 from sslpipe.satellites import offered
+from sslpipe.sharding.build import silent
 
 SEED = 0  # of the labels that are drawn, the hold-out and the random weights
 LONGEST_NAME = 40
@@ -61,12 +61,8 @@ class Embedding(NamedTuple):
     on_bad: OnBad
 
 
-def _silent(title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """Show no progress."""
-    return nullcontext(lambda count: None)
-
-
-def _warn(bad: Quarantined) -> None:
+def warn_bad(bad: Quarantined) -> None:
+    """Warn of a sample that cannot be decoded."""
     warnings.warn(f"{bad.key!r} of {bad.shard} has no row: {bad.reason}", stacklevel=2)
 
 
@@ -85,8 +81,8 @@ def suite(
     num_workers: int = 2,
     device: str = "auto",
     say: Say = lambda text: None,
-    progress: Progress = _silent,
-    on_bad: OnBad = _warn,
+    progress: Progress = silent,
+    on_bad: OnBad = warn_bad,
 ) -> dict[str, Any]:
     """Measure a backbone beside pixels, random weights and others, as `evaluate suite` does.
 

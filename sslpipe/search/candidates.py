@@ -23,7 +23,7 @@ from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.files import json_text
 from sslpipe.models.backbones import JOIN
 from sslpipe.random import permutation
-from sslpipe.search.choose import Parts
+from sslpipe.search.ranking import Parts
 from sslpipe.weights.source import parse_source
 
 FEW = 8  # images of a class that are kept whole
@@ -190,11 +190,21 @@ def embed_kept(
 def rows_to_rank(found: Iterable[Candidate]) -> list[Parts]:
     """Return each candidate; then joins of a network's sizes, and of two at their largest."""
     candidates = [*found]
-    by_weights: dict[str, list[Candidate]] = {}
-    for one in candidates:
-        if one.model.config.backbone.kind != JOIN:  # which stands beside no other
-            by_weights.setdefault(one.model.config.weights_sha256, []).append(one)
-    sizes = [sorted(own, key=lambda each: each.model.view.crop_px) for own in by_weights.values()]
-    joins = [(own[0].name, own[-1].name) for own in sizes if len(own) > 1]
-    joins += [(a[-1].name, b[-1].name) for a, b in itertools.combinations(sizes, 2)]
+    sizes = _by_weights(candidates)
+    pairs = itertools.combinations(sizes, 2)
+    joins = [*two_sizes(candidates), *((a[-1].name, b[-1].name) for a, b in pairs)]
     return [*((one.name,) for one in candidates), *joins]
+
+
+def two_sizes(found: Iterable[Candidate]) -> list[Parts]:
+    """Return the joins of a network's smallest size and its largest."""
+    return [(own[0].name, own[-1].name) for own in _by_weights(found) if len(own) > 1]
+
+
+def _by_weights(found: Iterable[Candidate]) -> list[list[Candidate]]:
+    """Return the sizes of each network, ascending; a join stands beside no other."""
+    by_weights: dict[str, list[Candidate]] = {}
+    for one in found:
+        if one.model.config.backbone.kind != JOIN:
+            by_weights.setdefault(one.model.config.weights_sha256, []).append(one)
+    return [sorted(own, key=lambda each: each.model.view.crop_px) for own in by_weights.values()]

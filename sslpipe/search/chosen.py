@@ -1,14 +1,13 @@
-"""The row that `sslpipe choose` puts first, as the folder of an ordinary backbone."""
+"""The row that `sslpipe choose` says to use, as the folder of an ordinary backbone."""
 
-from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from sslpipe.data.index import Split
-from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.flatten import UNLABELLED_POWER
+from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
-from sslpipe.export.whiten import whiten_export
+from sslpipe.export.whiten import flatten_backbone
 from sslpipe.export.write import export_model
 
 
@@ -18,7 +17,6 @@ def write_chosen(
     rows: Embeddings,
     split: Split,
     power: float | None,
-    say: Callable[[str], None] = lambda text: None,
 ) -> str | None:
     """Write an export of a source, flattened as its row of the ranking is, and prove it.
 
@@ -28,7 +26,6 @@ def write_chosen(
         rows: Its features of the images that chose, not flattened.
         split: Where these are.
         power: Of the flattening, which is fitted on all rows; None: as they are.
-        say: Called with what comes next.
 
     Returns:
         What weakens it, as a sentence; None: nothing.
@@ -37,15 +34,11 @@ def write_chosen(
         ExportError: The weights that are reloaded give other features.
     """
     model, _ = load_backbone(source).matched(split)
-    export_model(model, out, ["safetensors"], overwrite=True, say=say)
-    if power is None:
-        return None
-    with TemporaryDirectory() as folder:
-        features = Path(folder) / "rows.safetensors"
-        save_embeddings(features, rows, model.features_metadata(model.view, split))
-        whiten_export(out, features, power=power, say=say)
+    if power is not None:
+        flatten_backbone(model, fit_whitening(rows, power=power))
+    export_model(model, out, ["safetensors"], overwrite=True)
     count, width = rows.features.shape
-    if power <= UNLABELLED_POWER or count > width:
+    if power is None or power <= UNLABELLED_POWER or count > width:
         return None
     return (
         f"power {power:g} is fitted on {count:,} images, fewer than the {width:,} features: these "

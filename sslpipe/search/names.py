@@ -1,3 +1,3 @@
 """What of this folder is `sslpipe.NAME`, too."""
 
-NAMES = {"ImageSearch": "sslpipe.search.images"}
+NAMES = {"ImageSearch": "sslpipe.search.images", "choose": "sslpipe.search.choice"}

@@ -10,7 +10,6 @@ from sslpipe.data.decode import BadSample
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError
-from sslpipe.evaluation.difference import excludes_zero
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.whiten import fit_powers
 from sslpipe.export.model import read_image
@@ -19,8 +18,15 @@ from sslpipe.report.embeddings import search
 from sslpipe.report.page import command_page, percent, render
 from sslpipe.report.pictures import THUMB_PX, shortest_uri, thumbnails
 from sslpipe.search.candidates import Candidate
-from sslpipe.search.choose import Ranked, best_forms, best_single, side_by_side
 from sslpipe.search.images import Hit, ImageSearch
+from sslpipe.search.ranking import (
+    FEW_LABELLED,
+    Ranked,
+    best_forms,
+    best_single,
+    is_clear,
+    side_by_side,
+)
 
 CANVAS_PX = 256  # of a query, before it is a thumbnail
 Candidates = Mapping[str, Candidate]
@@ -73,12 +79,23 @@ def _priced(row: Ranked, found: Candidates) -> str:
     return "{} ms an image here, {} MB of weights, {} numbers a feature".format(*_costs(row, found))
 
 
-def answer(ranked: Sequence[Ranked], found: Candidates, lacking: str | None) -> list[str]:
-    """Return what to use, what it is worth, what it costs, and how far that can be trusted.
+def answer(
+    ranked: Sequence[Ranked],
+    best: Ranked,
+    found: Candidates,
+    *,
+    lacking: str | None = None,
+    few: int | None = None,
+) -> list[str]:
+    """Return what to use and why, what it is worth, what it costs, and how far that can be trusted.
 
-    `lacking` says why labels did not choose; None: they did.
+    Args:
+        ranked: The rows, the first one first.
+        best: The one to use, `ranking.to_use`.
+        found: The candidates.
+        lacking: Why labels did not choose; None: they did.
+        few: How many labelled images chose, where they are few.
     """
-    best = ranked[0]
     costs = f"It costs {_priced(best, found)}."
     if lacking is not None:
         return [
@@ -88,29 +105,68 @@ def answer(ranked: Sequence[Ranked], found: Candidates, lacking: str | None) -> 
             f"Ranked without labels, as {lacking}: on the sets of docs/choosing.md that was "
             "no better than two sizes of one network side by side at power 0.25.",
         ]
+    first = ranked[0]
     plain = best_single(ranked)
+    others = f"{first.more['MAP@R'].number} classes that did not choose"
+    sentences = [_advice(first, best, plain, others, few)]
     if best is plain:
-        return [
-            f"Use {best.name}: no other row was better on the classes that chose. "
-            f"MAP@R {best.values['MAP@R']:.1%}, Recall@1 {best.values['Recall@1']:.1%} on others.",
-            costs,
-        ]
-    more = best.more["MAP@R"]
-    clearly = excludes_zero(more.interval95) and more.value > 0
-    sentences = [
-        f"Use {best.name}: {'' if clearly else 'not '}clearly better than {plain.name}, the best "
-        "single network.",
-    ]
-    for metric, each in best.more.items():
-        value, low, high = (percent(number, True) for number in (each.value, *each.interval95))
+        worth = " and ".join(f"{metric} {value:.1%}" for metric, value in best.values.items())
+        sentences.append(f"It has {worth} on {others}.")
+    if best is not plain:
+        sentences.append(f"On {others}: {_compared(best, plain)}.")
+    if first is not plain and first is not best:
         sentences.append(
-            f"{metric} {best.values[metric]:.1%} against {plain.values[metric]:.1%} ({value}, "
-            f"95 % interval {low} to {high}), on {each.number} classes that did not choose it."
+            f"First on the classes that chose was {first.name}; on the others: "
+            f"{_compared(first, plain)}."
         )
     sentences.append(costs)
-    if not clearly:
-        sentences.append(f"{plain.name} costs {_priced(plain, found)}.")
+    dearest = first if best is plain else plain
+    if dearest is not best and not is_clear(best):
+        sentences.append(f"{dearest.name} costs {_priced(dearest, found)}.")
+    sentences.append(
+        "MAP@R: how much of an image's class is found first among all images; Recall@1: how often "
+        "the nearest image is of its class."
+    )
     return sentences
+
+
+def _advice(first: Ranked, best: Ranked, plain: Ranked, others: str, few: int | None) -> str:
+    """Return which row to use, and why."""
+    if best is not first and best is not plain:
+        return (
+            f"Use {best.name}: {few} labelled images are too few to choose by, and of fewer than "
+            f"{FEW_LABELLED} one network at two sizes has been the better guess, docs/choosing.md."
+        )
+    if best is plain and first is plain:
+        advice = f"Use {plain.name}: no join and no flattening was better on the classes that chose"
+    elif best is plain:
+        advice = (
+            f"Use {plain.name}, one network alone: {first.name} was first on the classes that "
+            f"chose, but no better than it on {others}"
+        )
+    elif is_clear(best):
+        advice = f"Use {best.name}: clearly better than {plain.name}, the best single network"
+    else:
+        advice = (
+            f"Use {best.name}: better than {plain.name}, the best single network, on {others}, but "
+            "not clearly: that may be chance, and where cost counts the single network will do"
+        )
+    if few is None:
+        return f"{advice}."
+    return (
+        f"{advice}. Only {few} labelled images chose: of fewer than {FEW_LABELLED} one network at "
+        "two sizes side by side, power 0.25, has been the better guess (--px twice)."
+    )
+
+
+def _compared(row: Ranked, plain: Ranked) -> str:
+    """Return a row's numbers beside those of the best single network."""
+    texts = []
+    for metric, each in row.more.items():
+        value, low, high = (percent(number, True) for number in (each.value, *each.interval95))
+        shares = f"{metric} {row.values[metric]:.1%} against {plain.values[metric]:.1%}"
+        texts.append(f"{shares} ({value}, 95 % interval {low} to {high})")
+    return f"{', '.join(texts)} of {plain.name}"
 
 
 def table_cells(ranked: Sequence[Ranked], found: Candidates) -> tuple[list[str], list[list[str]]]:
@@ -124,18 +180,18 @@ def table_cells(ranked: Sequence[Ranked], found: Candidates) -> tuple[list[str],
         "MAP@R, classes that chose",
         "MAP@R, other classes",
         "Recall@1, other classes",
-        f"MAP@R against {plain.name}",
+        "MAP@R against best single",
         *COSTS,
     ]
     cells = []
     for row in ranked:
         more = row.more["MAP@R"]
         value, low, high = (percent(each, True) for each in (more.value, *more.interval95))
-        clearly = row.p <= 0.05 and excludes_zero(more.interval95)
-        clear = f"{value} ({low} to {high}){' *' if clearly else ''}"
+        clear = f"{value} ({low} to {high}){' *' if is_clear(row) else ''}"
         shares = [row.score, row.values["MAP@R"], row.values["Recall@1"]]
         texts = [f"{share:.1%}" for share in shares]
-        cells.append([row.name, *texts, "-" if row is plain else clear, *_costs(row, found)])
+        beside = "best single" if row is plain else clear
+        cells.append([row.name, *texts, beside, *_costs(row, found)])
     return heads, cells
 
 

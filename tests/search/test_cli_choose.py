@@ -14,14 +14,15 @@ import sslpipe
 import sslpipe.evaluation.embed
 from sslpipe.api import train
 from sslpipe.data.index import load_index
+from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.named import open_init
 from sslpipe.recipe import load_recipe
 from sslpipe.search.candidates import labels_seen, sample_ids
-from sslpipe.search.choose import rank_with_labels
 from sslpipe.search.chosen import write_chosen
+from sslpipe.search.ranking import rank_with_labels
 from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import write_recipe
 from tests.helpers.runs import forget_accelerator
@@ -92,14 +93,18 @@ def test_a_folder_of_images_is_answered_and_the_named_commands_work(
     assert len(tree["rows"]) == (4 + 2 + 1) * 4
     assert len(said.splitlines()) >= 1 + 7 + 2  # heading, best forms, answer
     (answer,) = [line for line in said.splitlines() if line.startswith("Use ")]
-    assert "on 4 classes that did not choose it" in said
-    parts = tree["rows"][0]["parts"]
+    assert "4 classes that did not choose" in said
+    # of few labelled images, where none is clearly better, one network at two sizes
+    best = tree["rows"][tree["used"]]
+    parts = best["parts"]
+    assert "40 labelled images are too few to choose by" in answer
+    assert (len(parts), best["power"]) == (2, 0.25)
+    assert answer.startswith(f"Use {' + '.join(parts)}, power 0.25:")
     assert re.search(f"{' and '.join(parts)}: uniformity" + r",? -[0-9.]+" * len(parts), said)
     page = (out / "choice.html").read_text()
     assert page.count("<img") > 8 * 8
     assert "✓" in page
     # the best row is a backbone: it finds what its row of the table says
-    best = tree["rows"][0]
     model = load_backbone(out / "backbone")
     assert (model.whitening is not None) == (best["power"] is not None)
     paths = sorted(photos.rglob("*.png"))
@@ -136,6 +141,40 @@ def test_a_folder_of_images_is_answered_and_the_named_commands_work(
     again, _ = call(*words)
     assert answer in again.splitlines()
     assert json.loads((out / "choice.json").read_text())["rows"] == tree["rows"]
+    # and so does the call in Python
+    choice = sslpipe.choose(list(models[:2]), photos, out, px=[16, 24], device="cpu")
+    assert choice.answer[0] == answer
+    assert answer in repr(choice)
+    assert choice.best.parts == tuple(parts)
+    assert (choice.backbone, choice.page) == (out / "backbone", out / "choice.html")
+    assert (choice.by_labels, choice.skipped) == (True, [])
+    assert {len(row) for row in choice.rows} == {len(choice.heads)}
+    assert choice.best.name in [row[0] for row in choice.rows]
+    assert "best single" in [row[4] for row in choice.rows]
+    # one command from the choice to a backbone: flattened as the row was
+    call("export", out, "--out", tmp_path / "backbone")
+    exported = load_backbone(tmp_path / "backbone")
+    assert torch.equal(exported.encode(paths), model.encode(paths))
+    _, errors = call("export", out, "--out", tmp_path / "onnx", "--format", "onnx", status=2)
+    assert "flattened by `encode`" in errors
+    assert "can have safetensors" in errors
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sources": "timm:resnet50"}, r"sources = 'timm:resnet50' is not a list"),
+        ({"sources": [3]}, "sources = 3 is no path"),
+        ({"px": 96}, r"px = 96 is not a list; give \[96\]"),
+        ({"device": "tpu"}, "device = 'tpu'"),
+        ({"out": 3}, "out = 3 is no path"),
+        ({"data": 3}, r"dataset\.json, not by 3"),
+    ],
+)
+def test_a_wrong_argument_of_choose_is_named(models, photos, tmp_path, given, message):
+    usual = {"sources": [models[0]], "data": photos, "out": tmp_path / "out"}
+    with pytest.raises(UserError, match=message):
+        sslpipe.choose(**{**usual, **given})
 
 
 def test_other_weights_and_other_images_are_embedded_anew(call, models, photos, tmp_path):
@@ -304,7 +343,7 @@ def test_a_run_from_a_choice_joins_the_others_and_is_ranked_on_classes_it_has_no
     tree = json.loads((again / "choice.json").read_text())
     first = json.loads((out / "choice.json").read_text())["sources"]
     assert tree["sources"] == [*first, str(tmp_path / "run")]
-    assert "on 5 classes that did not choose it" in said
+    assert "5 classes that did not choose" in said
     assert "the 10 classes that it has not seen rank" in errors
     # the run's own rows are those of features without the labels that it has seen
     rows = sslpipe.embed(trained, data, "train", device="cpu", num_workers=0)

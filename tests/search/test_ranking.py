@@ -9,19 +9,22 @@ import torch.nn.functional as F
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import DataError
+from sslpipe.evaluation.difference import Difference
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.flatten import POWERS, choose_power, why_unlabelled
 from sslpipe.evaluation.whiten import fit_whitening
-from sslpipe.search import choose
-from sslpipe.search.choose import (
+from sslpipe.search import ranking
+from sslpipe.search.ranking import (
     CornerViews,
+    Ranked,
     best_single,
     check_features,
+    few_labelled,
     rank_with_labels,
     rank_without_labels,
     ranking_from,
     to_json,
-    too_few,
+    to_use,
 )
 
 CLASSES, EACH, DIM = 30, 8, 24
@@ -109,7 +112,7 @@ def test_values_are_those_of_loops_over_the_half_that_did_not_choose():
         return np.mean(hits), np.mean(precision)
 
     # which half is which: the two are all classes, each once
-    chooses, reports = choose.halves_of(rows.labels.numpy(), 5)
+    chooses, reports = ranking.halves_of(rows.labels.numpy(), 5)
     assert sorted([*chooses, *reports]) == list(range(CLASSES))
     halves = [torch.from_numpy(np.isin(rows.labels.numpy(), own)) for own in (chooses, reports)]
     assert plain.score == pytest.approx(scores(halves[0])[1])
@@ -199,9 +202,9 @@ def test_what_cannot_be_ranked_is_said_in_one_line():
     four = np.arange(8) // 2
     assert why_unlabelled(four) is None
     assert "3 classes have two images" in why_unlabelled(np.array([0, 0, 1, 1, 2, 2, 3, -1, -1]))
-    assert "Only 8 labelled images chose" in too_few(np.array([*four, 4, -1, -1]))
-    assert too_few(np.arange(200) // 2) is None
-    assert too_few(four[:6]) is None  # which choose nothing
+    assert few_labelled(np.array([*four, 4, -1, -1])) == 8
+    assert few_labelled(np.arange(200) // 2) is None
+    assert few_labelled(four[:6]) is None  # which choose nothing
 
 
 def test_unlabelled_images_and_lone_ones_are_searched_by_nobody():
@@ -211,3 +214,40 @@ def test_unlabelled_images_and_lone_ones_are_searched_by_nobody():
     labels[3 * EACH + 1 : 4 * EACH] = -1  # one image left of the fourth
     ranked = rank_with_labels({"good": rows._replace(labels=labels)}, [("good",)])
     assert ranked[0].more["MAP@R"].number == (CLASSES - 4) // 2
+
+
+def ranked_row(parts, power, score, more, *, low, p=1.0):
+    """A row whose MAP@R differs by `more` from the best single network's."""
+    difference = Difference(more, (low, 2 * more - low), p, 9, "classes")
+    return Ranked(parts, power, score, {"MAP@R": 0.5 + more}, {"MAP@R": difference}, p)
+
+
+PLAIN = ranked_row(("a",), None, 0.5, 0.0, low=0.0)
+SIZES = ranked_row(("a", "A"), 0.25, 0.4, 0.01, low=-0.1)
+OTHER = ranked_row(("a", "A"), 1.0, 0.3, 0.02, low=-0.1)
+
+
+@pytest.mark.promise(14)
+@pytest.mark.parametrize(
+    ("first", "of_many", "of_few"),
+    [
+        # what is clearly better is used, whoever chose
+        (ranked_row(("a", "b"), 0.5, 0.6, 0.1, low=0.05, p=0.01), "first", "first"),
+        # clear alone, but not among all rows
+        (ranked_row(("a", "b"), 0.5, 0.6, 0.1, low=0.05, p=0.2), "first", SIZES),
+        (ranked_row(("a", "b"), 0.5, 0.6, 0.1, low=-0.05), "first", SIZES),
+        # first on the classes that chose, and no better or clearly worse on the others
+        (ranked_row(("a", "b"), 0.5, 0.6, -0.1, low=-0.3), PLAIN, SIZES),
+        (ranked_row(("a", "b"), 0.5, 0.6, -0.1, low=-0.15, p=0.01), PLAIN, SIZES),
+    ],
+)
+def test_what_is_not_better_on_other_classes_is_not_used(first, of_many, of_few):
+    ranked = [first, PLAIN, SIZES, OTHER]
+    assert to_use(ranked) is (first if of_many == "first" else of_many)
+    assert to_use(ranked, [("a", "A")]) is (first if of_few == "first" else of_few)
+    assert to_use([PLAIN, SIZES, OTHER]) is PLAIN
+    assert to_use([PLAIN, OTHER], [("a", "A")]) is PLAIN  # no such form was ranked
+    run = PLAIN._replace(parts=("run",), score=0.55)  # not that of a network that is behind
+    assert to_use([run, PLAIN, SIZES], [("a", "A")]) is run
+    unlabelled = [row._replace(values={}, more={}) for row in (OTHER, SIZES)]
+    assert to_use(unlabelled, [("a", "A")]) is unlabelled[0]

@@ -6,7 +6,7 @@ the sets of docs/choosing.md, which says how often they were right on the others
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.difference import Difference, holm, paired_means
+from sslpipe.evaluation.difference import Difference, excludes_zero, holm, paired_means
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.flatten import (
     CHOSEN_BY,
@@ -113,16 +113,11 @@ def check_features(name: str, rows: Embeddings, first: Embeddings) -> None:
         raise DataError(f"{name} gives {same}: are they equal?")
 
 
-def too_few(labels: NDArray[np.int64]) -> str | None:
-    """Warn of a choice by few labels; None where they are enough, or choose nothing."""
+def few_labelled(labels: NDArray[np.int64]) -> int | None:
+    """Count the labelled images that choose; None where they are enough, or choose nothing."""
     count = int(np.isin(labels, with_matches(labels)).sum())
-    if why_unlabelled(labels) is not None or count >= FEW_LABELLED:
-        return None
-    return (
-        f"Only {count} labelled images chose: of fewer than {FEW_LABELLED}, where no row is marked "
-        "* as clearly different, one network at two sizes side by side, power "
-        f"{UNLABELLED_POWER:g}, has been the better guess."
-    )
+    few = why_unlabelled(labels) is None and count < FEW_LABELLED
+    return count if few else None
 
 
 def rank_with_labels(
@@ -192,6 +187,37 @@ def rank_without_labels(
 def best_single(ranked: Sequence[Ranked]) -> Ranked:
     """Return the best row of one network as it is: what one would use without a ranking."""
     return next(row for row in ranked if len(row.parts) == 1 and row.power is None)
+
+
+def is_clear(row: Ranked) -> bool:
+    """Return whether a row differs clearly from the best single network, all rows considered."""
+    return row.p <= 0.05 and excludes_zero(row.more[CHOSEN_BY].interval95)
+
+
+def to_use(ranked: Sequence[Ranked], two_sizes: Collection[Parts] = ()) -> Ranked:
+    """Return the row to use.
+
+    That is the first one, where it is clearly better than the best single network as it is, and
+    without labels. Else that network at two sizes, flattened by UNLABELLED_POWER, where labels are
+    few: then that was the better guess (docs/choosing.md). Else the first one, where it was better
+    on the classes that did not choose, or the single network, which costs less.
+
+    Args:
+        ranked: The rows, the first one first.
+        two_sizes: Where labels are few, the joins of one network at two sizes.
+    """
+    first = ranked[0]
+    if not first.values:
+        return first
+    better = first.more[CHOSEN_BY].value > 0
+    if better and is_clear(first):
+        return first
+    (single,) = best_single(ranked).parts
+    for row in ranked:
+        is_usual = row.parts in two_sizes and row.power == UNLABELLED_POWER
+        if is_usual and single in row.parts:
+            return row
+    return first if better else best_single(ranked)
 
 
 def best_forms(ranked: Sequence[Ranked]) -> list[int]:
