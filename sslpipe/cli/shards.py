@@ -23,7 +23,7 @@ from sslpipe.cli.inputs import check_picture, open_data, parse_ids
 from sslpipe.cli.next_step import after_a_look
 from sslpipe.cli.options import Ids, argument, command, option
 from sslpipe.cli.terminal import new_app, progress
-from sslpipe.errors import DataError, one_line
+from sslpipe.errors import DataError, counted, one_line
 from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
@@ -233,10 +233,11 @@ def verify(
         where = f"{fault.shard} {fault.key}" if fault.key else fault.shard
         print(one_line(f"{where}: {fault.reason}"))
     if faults:
-        plural = "s" * (len(faults) != 1)
-        print(f"{len(faults)} fault{plural} in {total:,} samples", file=sys.stderr)
+        print(f"{counted(len(faults), 'fault')} in {counted(total, 'sample')}", file=sys.stderr)
         raise typer.Exit(1)
-    print(f"{folder}: {total} samples in {len(jobs)} shards are good")
+    print(
+        f"{folder}: nothing is wrong in {counted(total, 'sample')}, {counted(len(jobs), 'shard')}"
+    )
     after_a_look(folder)
 
 

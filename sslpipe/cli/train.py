@@ -26,7 +26,7 @@ from sslpipe.cli.options import (
     option,
 )
 from sslpipe.cli.terminal import new_app, percent, say_once, show, text_table, working
-from sslpipe.errors import UserError, one_line
+from sslpipe.errors import UserError, counted, one_line
 from sslpipe.run import recorded
 from sslpipe.run.console import SafeConsole
 
@@ -211,7 +211,7 @@ def preview(
     save_sheet(grid, out)
     for line in sample_lines(index, loaded.data.split, drawn):
         print(line)
-    show(f"{len(drawn)} images and their views: {out}")
+    show(f"{counted(len(drawn), 'image')} and their views: {out}")
     if run_dir := recorded.recorded_in(training.recipe):
         say_next(["status", run_dir])
     else:

@@ -338,7 +338,9 @@ def check_size(width: int, height: int) -> None:
     if width < 1 or height < 1:
         raise BadSample(f"the header says {width} x {height} px")
     if width * height > MAX_PIXELS:
-        raise BadSample(f"{width} x {height} px is more than the limit of {MAX_PIXELS} px")
+        raise BadSample(
+            f"{width} x {height} px is more than the limit of {MAX_PIXELS:,} px; shrink it"
+        )
 
 
 def _png_size(raw: Buffer) -> tuple[int, int]:

@@ -182,7 +182,9 @@ def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
             more = "; pip install pillow-heif reads it"
         raise BadSample(f"not a readable image: {said}{more}") from None
     if image.width * image.height > MAX_PIXELS:
-        raise BadSample(f"{image.width} x {image.height} px is more than {MAX_PIXELS} px")
+        raise BadSample(
+            f"{image.width} x {image.height} px is more than {MAX_PIXELS:,} px; shrink it"
+        )
     return image
 
 

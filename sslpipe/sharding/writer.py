@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.columns import kind_of
-from sslpipe.data.decode import BadSample, decode
+from sslpipe.data.decode import BadSample, decode, image_kind
 from sslpipe.data.image_type import Reading
 from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, Triple
 from sslpipe.data.order import choose_groups
-from sslpipe.errors import DataError, did_you_mean
+from sslpipe.errors import DataError, counted, did_you_mean
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
 from sslpipe.sharding.arrays import Arrays, without_nan
@@ -47,6 +47,7 @@ from sslpipe.sharding.sources import Images
 _SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
 WRITER_VERSION = 1  # raised when the same plan gives other bytes
 MOST_TOGETHER = 32  # samples of one group side by side
+LARGE_PNG = 8_000_000  # bytes, which are worth a remark
 STATISTICS_PX = 256  # mean and std are taken of images reduced to fit this
 
 Advance = Callable[[int], None]
@@ -165,12 +166,12 @@ def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str
     lines = []
     for name, split in splits.items():
         own = labels[split.numbers]
-        line = f"split {name}: {len(own):,} samples ({len(own) / len(labels):.1%})"
+        line = f"split {name}: {counted(len(own), 'sample')} ({len(own) / len(labels):.1%})"
         if classes:
             line += f", {len(np.unique(own[own >= 0])):,} of {classes:,} classes"
         if by is not None:
             groups = find_groups(split.columns, by, "--split-by")[split.numbers]
-            line += f", {len(np.unique(groups)):,} groups of {by}"
+            line += f", {counted(len(np.unique(groups)), 'group')} of {by}"
         lines.append(line)
     return lines
 
@@ -421,7 +422,13 @@ def _encode(plan: SplitPlan, number: int) -> tuple[str, bytes, NDArray[np.int64]
         raw = downscale(raw, layout.resize_shorter_px)
     suffix, raw = to_member(raw)
     pixels = decode(raw, STATISTICS_PX).reshape(3, -1).astype(np.int64)
-    return suffix, raw, pixels, remarks_on(original, on_background=layout.background is not None)
+    remarks = remarks_on(original, on_background=layout.background is not None)
+    if image_kind(original) is None and len(raw) > LARGE_PNG:
+        remarks.append(
+            f"stored as PNG of more than {LARGE_PNG / 1e6:g} MB (build with --resize-px 512 "
+            "--overwrite to store and read less)"
+        )
+    return suffix, raw, pixels, remarks
 
 
 def _key(number: int, name: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from sslpipe.data.index import load_index
-from sslpipe.sharding import members
+from sslpipe.sharding import members, writer
 from tests.helpers.shards import error_of, grey_png, jpeg, report_of, run
 
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 99
@@ -117,3 +117,14 @@ def test_a_count_of_one_reads_as_one(tmp_path, capsys):
     assert run("build", tmp_path / "out", "--root", tmp_path / "in") == 0
     for line in capsys.readouterr().out.splitlines():
         assert not any(f" 1 {word}s" in f" {line}" for word in ("file", "image", "shard", "classe"))
+
+
+def test_large_images_that_become_pngs_are_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(writer, "LARGE_PNG", 1000)
+    (tmp_path / "in").mkdir()
+    for suffix in ("bmp", "jpg"):
+        kind = {"bmp": "BMP", "jpg": "JPEG"}[suffix]
+        (tmp_path / "in" / f"1.{suffix}").write_bytes(encoded(kind))
+    assert run("build", tmp_path / "out", "--root", tmp_path / "in") == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "--resize-px" in line]
+    assert [line.endswith("1 of 2, such as 1.bmp") for line in said] == [True]

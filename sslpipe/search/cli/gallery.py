@@ -9,7 +9,7 @@ from sslpipe.cli.inputs import check_model, find_images, find_named_images, imag
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import Model, argument, command, option
 from sslpipe.cli.terminal import new_app, progress, say, show
-from sslpipe.errors import DataError, UserError, one_line
+from sslpipe.errors import DataError, UserError, counted, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,10 @@ def enrol(
     backbone = model.load()
     named = find_named_images(folder, backbone.image_type)
     book, names = _enrol(gallery, backbone, named, flatten)
-    show(f"{gallery}: {len(names)} images of {len({*names})} names; {len(book)} names in all")
+    show(
+        f"{gallery}: {counted(len(names), 'image')} of {counted(len({*names}), 'name')}; "
+        f"{counted(len(book), 'name')} in all"
+    )
     if book.calibrated:
         say_next(["gallery", "identify", gallery, folder, "--model", model.model])
     else:
@@ -104,7 +107,7 @@ def add(
     _check_images(images)
     backbone = model.load()
     book, _ = _enrol(gallery, backbone, [(name, path) for path in images], None)
-    show(f"{gallery}: {one_line(name)} has {len(book.embeddings(name))} images")
+    show(f"{gallery}: {one_line(name)} has {counted(len(book.embeddings(name)), 'image')}")
 
 
 @command(
