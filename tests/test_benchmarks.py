@@ -394,7 +394,7 @@ def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
         json.loads((MEASURED / f"{name}.json").read_text())["sets"]
         for name in ("graded", "graded_choice")
     )
-    page = (MEASURED.parent / "choosing.md").read_text().replace("whitened (power 1)", "power 1")
+    page = (MEASURED.parent / "choosing.md").read_text().replace("flattened (power 1)", "power 1")
     page = page.replace("Lite0 at 96 px, ImageNet weights", "ImageNet weights")
     page = page.replace("Lite0 at 96 and 160 px, ImageNet weights", jobs.JOIN)
     page = page.replace("`adapt_mobile` from them", "continued")

@@ -66,7 +66,7 @@ def embed(
 
     One row per sample, in id order; samples that cannot be decoded are reported and skipped. To
     resume an interrupted pass, run the same command, with any number of processes. Features are
-    whitened where the export says so (`sslpipe whiten`).
+    flattened where the export says so (`sslpipe whiten`).
     """
     check_model(model)
     files = _files(out, split)
@@ -135,7 +135,7 @@ def _choose_view(backbone: "FrozenBackbone", options: dict[str, Any], model: Pat
         raise UserError(f"{named}: {error}") from error
     if backbone.whitening is not None and view.config() != own:
         raise UserError(
-            f"{named}: {model} whitens features of its own view; leave them out, or whiten an "
+            f"{named}: {model} flattens features of its own view; leave them out, or whiten an "
             "export anew with other views"
         )
     return view

@@ -38,6 +38,7 @@ from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddin
 from sslpipe.evaluation.features import check_one_split, split_of_file
 from sslpipe.evaluation.groups import GroupCodes, group_codes
 from sslpipe.evaluation.result import Result, caveats
+from sslpipe.evaluation.suite_file import form_name
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.files import write_json
 from sslpipe.run.console import SafeConsole
@@ -130,7 +131,7 @@ class Files:
         float | None,
         option(
             "Flatten the spectrum of both sides: divide each principal axis of TRAIN by its spread "
-            "to this power; 1 whitens.",
+            "to this power; 1: PCA whitening.",
             min=0,
             max=1,
         ),
@@ -168,7 +169,7 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         beside: dict[str, Any] = {"whitened": power == 1}
         if power is not None:
             bank, queries = whiten(bank, queries, power=power)
-            prefix = "whitened " if power == 1 else f"flattened={power:g} "
+            prefix = f"{form_name(True, power)} "
             if power != 1:
                 beside["power"] = power
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share

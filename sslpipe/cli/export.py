@@ -110,19 +110,17 @@ def whiten(
     power: Annotated[
         float | None,
         option(
-            "Divide each axis by its spread to this power: 1 whitens, 0.25 to 0.75 flatten in "
-            "part, 0 only centres and rotates. Default: what is best on TRAIN by its labels; "
-            "without labels 0.25.",
+            "Divide each axis by its spread to this power. 1: PCA whitening; 0: only centre and "
+            "rotate. Default: what is best on TRAIN by its labels; without labels 0.25.",
             min=0,
             max=1,
         ),
     ] = None,
     dims: Annotated[int | None, option("Axes to keep. Default: all.", min=1)] = None,
 ) -> None:
-    """Store a PCA whitening, and the crops of TRAIN, in an export.
+    """Flatten the features of an export by the PCA of TRAIN; keep the crops of TRAIN, too.
 
-    The whitening is fitted on TRAIN, whole or in part (--power). From then on `encode` and `sslpipe
-    embed` apply both.
+    The export stores both. From then on `encode` and `sslpipe embed` apply them.
     """
     if not (model / "config.json").is_file():
         raise UserError(f"{model} holds no config.json; name the folder of an export")

@@ -45,7 +45,7 @@ def advise(evaluation: Mapping[str, Any]) -> Advice:
     """Compare the features with the best alternative that was measured; advise what to do."""
     found = best_alternative(evaluation)
     if found is None:
-        return Advice(_alone(evaluation), f"Next: {_next_alone(evaluation)}.")
+        return Advice(_alone(evaluation), _sentence(_next_alone(evaluation)))
     low, high = (100 * end for end in found.interval95)
     relation = {
         "better": "Better than",
@@ -57,7 +57,11 @@ def advise(evaluation: Mapping[str, Any]) -> Advice:
         f"{relation} {found.name}{start}: {100 * found.difference:+.1f} points of {found.measure} "
         f"(95 % interval {low:+.1f} to {high:+.1f}{found.because})."
     )
-    return Advice(answer, f"Next: {_next(evaluation, found)}.")
+    return Advice(answer, _sentence(_next(evaluation, found)))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:

@@ -181,7 +181,7 @@ def form_name(whitened: bool, power: float | None) -> str:
     """Name the form of a row's features."""
     if not whitened:
         return "as it is"
-    return "whitened" if power in (None, 1) else f"flattened (power {power:g})"
+    return f"flattened (power {1 if power is None else power:g})"
 
 
 def features_name(row: Mapping[str, Any], name: str | None = None) -> str:

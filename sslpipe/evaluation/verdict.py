@@ -266,7 +266,7 @@ def held_back(each: Tree) -> str:
 
 
 def value_text(each: Tree) -> str:
-    """Write what was compared: "whitened kNN 71.0 against 68.2 %"."""
+    """Write what was compared: "flattened (power 1) kNN 71.0 against 68.2 %"."""
     ours, theirs = (f"{100 * each[key]:.1f}" for key in ("value", "against_value"))
     first, second = form_names(each)
     if first == second:

@@ -58,7 +58,7 @@ def whiten_export(
     if metadata.get("backbone_sha256") != backbone.config.weights_sha256:
         raise UserError(f"{train} is of another backbone; embed the train split with {export}")
     if "whitening_sha256" in metadata:
-        raise UserError(f"{train} is whitened already; embed with an export without whitening")
+        raise UserError(f"{train} is flattened already; embed with the export as it was before")
     width = rows.features.shape[1]
     if dims is not None and dims > width:
         raise UserError(f"--dims {dims} is more than the {width} features")

@@ -57,11 +57,11 @@ def load_candidate(source: str, taken: Collection[Candidate], device: str) -> Ca
     """Load a candidate and take its time.
 
     Raises:
-        UserError: It cannot be read, takes no images of this size, is whitened, or `taken` already.
+        UserError: It cannot be read, takes no images of this size, is flattened, or `taken`.
     """
     model = load_backbone(source)
     if model.whitening is not None:
-        raise UserError("it is whitened; name what it was made from")
+        raise UserError("it is flattened already; name what it was made from")
     name = f"{model.name}@{model.view.crop_px}"
     if any(name == other.name for other in taken):
         name = f"{name} of {source}"

@@ -94,7 +94,7 @@ class ImageSearch:
             (N, F) floats, whose ids are 0, 1, ..., `Embeddings`, or a file of them.
         flatten: Flatten the spectrum of the features, as `sslpipe whiten` does, with the power that
             needs no labels, learned on the images searched among. No effect where the files are
-            whitened, or have too few rows.
+            flattened, or have too few rows.
 
     Attributes:
         facts: What the files say of their network and view.
@@ -141,7 +141,7 @@ class ImageSearch:
     def _fit(self, flatten: bool) -> tuple[Whitening | None, str]:
         """Learn what flattens the features on the rows of all files; and say it in words."""
         if "whitening_sha256" in self.facts:
-            return None, "as their export whitened them"
+            return None, "as their export flattened them"
         if not flatten:
             return None, "as they are"
         step = len(self) // MOST_FITTED + 1

@@ -169,7 +169,7 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
     torch.testing.assert_close(exported.encode(images), expected.features, rtol=1e-4, atol=1e-4)
 
     refused(embed_tool, [*words, "--out", test_file, "--crops", "ten"], "its own view")
-    refused(export_tool, ["whiten", tmp_path / "out", test_file], "is whitened already")
+    refused(export_tool, ["whiten", tmp_path / "out", test_file], "is flattened already")
     (tmp_path / "out" / "whitening.safetensors").write_bytes(b"other")
     with pytest.raises(UserError, match=r"whitening\.safetensors is not the file that SHA256SUMS"):
         load_backbone(tmp_path / "out")
@@ -187,10 +187,11 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
     assert all(row["queries"] == 20 for row in report["rows"])
     assert (report["facts"]["step"], report["facts"]["steps"]) == (3, 3)
     assert "unfinished" not in shown
+    assert "Next:" not in shown  # of the two lines one is enough: stderr has it
     for message in ("pixels", "random", "kNN, 100 labels per class"):
         assert message in shown
     for printed in (shown, call(report_tool, run_dir)):  # under the name of the run
-        assert "tiny, whitened" in printed
+        assert "tiny, flattened (power 1)" in printed
         assert "ssl" not in printed.replace("sslpipe", "")
     model, index = load_backbone(run_dir), load_index(data)
     sides = [embed(model.backbone, model.view, index.split(name)) for name in ("train", "test")]
@@ -498,8 +499,13 @@ def test_an_evaluation_that_no_processes_share_refuses_several(files, monkeypatc
 @pytest.mark.parametrize(
     ("option", "recorded", "shown", "mapped"),
     [
-        (["--whiten-power", "1"], {"whitened": True}, "whitened", whiten),
-        (["--whiten-power", "0.5"], {"power": 0.5}, "flattened=0.5", partial(whiten, power=0.5)),
+        (["--whiten-power", "1"], {"whitened": True}, "flattened (power 1)", whiten),
+        (
+            ["--whiten-power", "0.5"],
+            {"power": 0.5},
+            "flattened (power 0.5)",
+            partial(whiten, power=0.5),
+        ),
     ],
 )
 def test_a_map_is_applied_to_both_files_and_recorded(

@@ -47,8 +47,14 @@ def row(features, right, column="kNN", *, whitened=False, total=1000):
         ((505, 510, 490), "Not clearly better than random weights: kNN 50.5 against 50.0 % (+0.5 "),
         ((505, 700, 510), "Better than random weights only by linear: kNN "),
         ((300, 300, 300), "Worse than random weights: "),
-        ((505, 700, 300), "Better than random weights only by linear, worse by whitened kNN: "),
-        ((505, 510, 300), "Not clearly better than random weights, worse by whitened kNN: "),
+        (
+            (505, 700, 300),
+            "Better than random weights only by linear, worse by flattened (power 1) kNN: ",
+        ),
+        (
+            (505, 510, 300),
+            "Not clearly better than random weights, worse by flattened (power 1) kNN: ",
+        ),
     ],
 )
 def test_the_sentence_begins_with_the_answer(ours, begins):
@@ -380,8 +386,8 @@ UNCLEAR = {"answer": "no clear difference"}
         ({}, f"Better than lite0: kNN 70.0 against 62.0 % {POINTS})."),
         (
             {"answer": "worse", "start": True, **WHITE},
-            "Worse than lite0, which it started from: use the model you have: whitened kNN 70.0 "
-            f"against 62.0 % {POINTS}).",
+            "Worse than lite0, which it started from: use the model you have: flattened (power 1) "
+            f"kNN 70.0 against 62.0 % {POINTS}).",
         ),
         (
             {**WHITE, "power": 0.25, "against_power": 0.25},
@@ -389,7 +395,7 @@ UNCLEAR = {"answer": "no clear difference"}
         ),
         (
             {**WHITE, "power": 0.25, "against_power": 1.0},
-            "Better than lite0: kNN 70.0 (flattened power 0.25) against 62.0 % (whitened) "
+            "Better than lite0: kNN 70.0 (flattened power 0.25) against 62.0 % (flattened power 1) "
             f"{POINTS}).",
         ),
         (

@@ -103,7 +103,7 @@ def test_rows_of_a_whitened_export_are_not_flattened_again(tmp_path, monkeypatch
     monkeypatch.setattr(f"{CHOOSE}.LEAST_FLATTENED", 7)
     part = write_part(tmp_path, 5, whitening_sha256="w")
     search = ImageSearch(part[:2])
-    assert (search.flattening, search.form) == (None, "as their export whitened them")
+    assert (search.flattening, search.form) == (None, "as their export flattened them")
 
 
 def test_what_does_not_fit_is_named(parts, tmp_path):

@@ -306,7 +306,7 @@ def _new(
     flattening = None
     form = "as they are"
     if backbone.whitening is not None:
-        form = "as their export whitened them"
+        form = "as their export flattened them"
     elif flatten is not False:
         rows = Embeddings(embeddings, _numbered(names), torch.arange(len(names)))
         flattening, form = fit_flattening(rows, by_labels=True, say=say)
@@ -321,7 +321,7 @@ def _open(path: Path, backbone: "FrozenBackbone", flatten: bool | None = None) -
     own = {key: text for key, text in book.metadata.items() if key != FLATTENED}
     if own != _made_with(backbone):
         raise UserError(
-            f"{path} was made with another model, whitening or background; its embeddings mean "
+            f"{path} was made with another model, flattening or background; its embeddings mean "
             "nothing to this one: give that --model, or enrol into a new file"
         )
     if flatten not in (None, book.flattening is not None):
