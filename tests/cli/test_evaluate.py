@@ -240,7 +240,7 @@ def test_suite_prints_an_unfinished_run_first_and_marks_a_fit_that_did_not_conve
     assert printed({"step": 27, "steps": 40}, knn).startswith(said)
     shown = printed({"step": 40, "steps": 40}, knn, cut)
     assert shown.startswith("kNN accuracy 50.0 %")
-    assert "\nNext: " in shown.partition("│")[0]  # before the table
+    assert "--against" in shown.partition("│")[0].splitlines()[1]  # before the table
     assert shown.index("Better than nothing.") > shown.rindex("│")
     assert "100/class" not in shown  # a column without a number
     assert shown.count("*") == 2
