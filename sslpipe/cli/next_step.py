@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sslpipe.cli.terminal import list_examples, say_once
+from sslpipe.cli.terminal import break_command, list_examples, say_once
 from sslpipe.run.console import LastingStream
 from sslpipe.satellites import gather
 
@@ -53,7 +53,7 @@ _CORE = {
     "check": f"sslpipe preview RECIPE --data DIR/dataset.json, then {_TRAIN}",
     "preview": _TRAIN,
     "train": f"sslpipe status RUN while it runs, then {_SUITE}",
-    "status": f"{_SUITE} when it is done",
+    "status": f"when it is done, {_SUITE}",
     "runs": "sslpipe status RUN",
     "slurm": "sslpipe status RUN",
     "embed": "sslpipe evaluate knn TRAIN.safetensors TEST.safetensors",
@@ -73,7 +73,10 @@ def add_next(name: str, command: Any) -> None:
     command.epilog = command.epilog or list_examples([f"sslpipe {name}"])
     following = NEXT.get(name) or NEXT.get(name.partition(" ")[0])
     if following is not None and "Next: " not in command.epilog:
-        command.epilog += f"\n\n\b\nNext: {following}"
+        first, *then = following.split(", then ")
+        lines = [break_command(f"Next: {first}", indent=0)]
+        lines += [f"  {break_command(f'then {each}', indent=2)}" for each in then]
+        command.epilog += "\n\n\b\n" + ",\n".join(lines)
 
 
 def plugin_words() -> list[str]:

@@ -1,6 +1,7 @@
 """How every command prints: results on stdout, messages and progress on stderr."""
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,12 +24,41 @@ if TYPE_CHECKING:
 
 console = SafeConsole(stderr=True)
 PLAIN_EVERY_S = 10.0
+HELP_WIDTH = 80  # columns of a help
 
 
 def list_examples(examples: Sequence[str]) -> str:
-    """Return what a help ends with: command lines, each on a line that is not wrapped."""
+    """Return what a help ends with: command lines that can be copied, at most 80 columns wide."""
     heading = "Examples:" if len(examples) > 1 else "Example:"
-    return "\n  ".join([f"\b\n{heading}", *examples])
+    return "\n  ".join([f"\b\n{heading}", *map(_example, examples)])
+
+
+def _example(example: str) -> str:
+    """Break a long command line; a comment that does not fit behind it stands above."""
+    command, mark, comment = example.partition("  # ")
+    broken = break_command(command, indent=2)
+    if not mark:
+        return broken
+    fits = len(broken.splitlines()[-1]) + len(mark) + len(comment) <= HELP_WIDTH - 4
+    return f"{broken}{mark}{comment}" if fits else f"# {comment}\n  {broken}"
+
+
+def break_command(command: str, indent: int) -> str:
+    r"""Break a command line with `\`, not between an option and its value, where it is too long.
+
+    Args:
+        command: As it is typed.
+        indent: Columns before it; click's help has two more.
+    """
+    lines = [""]
+    word = r"(?:'[^']*'|\S)+"
+    for part in re.findall(rf"--?\S+(?: (?!-){word})?|{word}", command):
+        if lines[-1] and len(lines[-1]) + len(part) + 3 > HELP_WIDTH - 2 - indent:
+            lines[-1] += " \\"
+            lines.append(f"{' ' * (indent + 4)}{part}")
+        else:
+            lines[-1] += f" {part}" if lines[-1] else part
+    return "\n".join(lines)
 
 
 def new_app(examples: Sequence[str] = (), **settings: Any) -> typer.Typer:

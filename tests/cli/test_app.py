@@ -31,11 +31,16 @@ def programs():
             yield (name, inner), command.load(inner) if hasattr(command, "load") else subcommand
 
 
+def unbroken(text):
+    """Join command lines that are broken by a backslash, as a shell does."""
+    return re.sub(r" \\\n +", " ", text)
+
+
 NEXT = "\n\n\b\nNext: "
 EXAMPLES = [
     example.split("  # ")[0]
     for _, command in programs()
-    for example in re.findall(r"^  (\S.*)$", command.epilog.partition(NEXT)[0], re.MULTILINE)
+    for example in re.findall(r"^  ([^#\s].*)$", unbroken(command.epilog.partition(NEXT)[0]), re.M)
 ]
 
 

@@ -2,6 +2,7 @@
 
 import io
 import re
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -79,3 +80,21 @@ def test_a_table_wraps_a_long_name_and_cuts_none():
         "".join(cells) for cells in zip(*(row[1:3] for row in kept if len(row) > 2), strict=True)
     ]
     assert columns == [f"features{name}", f"{name[::-1]}1"]
+
+
+@pytest.mark.parametrize("indent", [0, 2])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sslpipe status RUN",
+        "sslpipe search a.safetensors Q --where 'vendor = A or vendor = B' --out found.html --k 5",
+        "sslpipe build out --name-pattern '(?P<vendor>[^/]+)/(?P<thing>.+)[.]png' --group-by thing",
+        "accelerate launch --multi_gpu -m sslpipe train " + "recipe.toml " * 9 + "--data d.json",
+    ],
+)
+def test_a_broken_command_line_is_the_same_to_a_shell(command, indent):
+    broken = terminal.break_command(command, indent=indent)
+    lines = broken.splitlines()
+    assert shlex.split(broken.replace("\\\n", "")) == shlex.split(command)
+    assert max(map(len, lines)) <= 78
+    assert not any(line.endswith(" --where \\") for line in lines)

@@ -102,7 +102,8 @@ def would_start(*flags: str) -> argparse.Namespace:
 def test_the_launch_that_the_help_names_needs_no_file():
     """It works from a wheel, which has no launch folder, and starts what cpu2.yaml does."""
     [command] = [c for c in train_commands.registered_commands if c.callback.__name__ == "train"]
-    flags = re.search(r"accelerate launch (.*?) -m sslpipe train", command.epilog)[1]
+    unbroken = re.sub(r" \\\n +", " ", command.epilog)
+    flags = re.search(r"accelerate launch (.*?) -m sslpipe train", unbroken)[1]
     own, of_file = (
         vars(would_start(*words))
         for words in (flags.split(), ["--config_file", str(LAUNCH / "cpu2.yaml")])
