@@ -33,11 +33,6 @@ from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.losses.planned import planned_negatives
-from sslpipe.models.stems import stem_warning
-from sslpipe.models.tuning import (
-    tune_warnings,
-)
-from sslpipe.optim import rate_warning
 from sslpipe.parts import (
     Parts,
     build_loss,
@@ -51,7 +46,14 @@ from sslpipe.run.best import can_choose, nothing_to_choose_by
 from sslpipe.run.gradient_cache import micro_batch_rows
 from sslpipe.run.health import Alarms
 from sslpipe.run.launcher import check_streams
-from sslpipe.run.plan import Plan, judge
+from sslpipe.run.plan import (
+    Plan,
+    backbone_is_slowed,
+    judge,
+    rate_is_unusual,
+    stem_does_not_fit,
+    weights_replace_the_backbone,
+)
 
 LEAST_RANK_SHARE = 0.05  # (rank - 1) / (highest possible - 1) of embeddings: 0 in one direction
 ALARM_REMEDY = (
@@ -246,19 +248,6 @@ REFUSALS = (no_image_has_a_negative, objective_cannot_learn_the_split, nothing_c
 # what a user should know
 
 
-def stem_does_not_fit(plan: Pretraining, parts: Parts) -> Iterator[str]:
-    """Mention a backbone.stem that is for images of another size."""
-    assert plan.recipe.backbone is not None
-    if text := stem_warning(plan.recipe.backbone, parts.augment.crop_px):
-        yield text
-
-
-def rate_is_unusual(plan: Pretraining, parts: Parts) -> Iterator[str]:
-    """Mention a learning rate far above what is usual."""
-    if text := rate_warning(plan.recipe.optim, plan.recipe.data.batch_size):
-        yield text
-
-
 def much_is_held_out(plan: Pretraining, parts: Parts) -> Iterator[str]:
     """Mention that few images are left to train on."""
     held = len(plan.watched)
@@ -296,11 +285,6 @@ def labels_are_missing(plan: Pretraining, parts: Parts) -> Iterator[str]:
         yield f"{setting}, but the split {split.name!r} has no labels: no effect"
 
 
-def backbone_is_slowed(plan: Pretraining, parts: Parts) -> Iterator[str]:
-    """Mention settings of [tune] that leave nothing to the backbone."""
-    yield from tune_warnings(plan.recipe)
-
-
 def start_is_not_monitored(plan: Pretraining, parts: Parts) -> Iterator[str]:
     """Mention that nothing shows whether a run from weights makes them worse."""
     if plan.recipe.init and not plan.recipe.run.monitor_steps:
@@ -323,12 +307,6 @@ def held_out_images_say_little(plan: Pretraining, parts: Parts) -> Iterator[str]
     else:
         remedy = f"; set {settings}" if tells and settings else ""
         yield f"no useful held-out kNN: {doubt}; scores without labels are logged{remedy}"
-
-
-def weights_replace_the_backbone(plan: Pretraining, parts: Parts) -> Iterator[str]:
-    """Mention what of the given [backbone] is not used."""
-    if plan.not_used:
-        yield plan.not_used
 
 
 REMARKS = (

@@ -35,15 +35,17 @@ from sslpipe.metric_learning.parts import (
 from sslpipe.metric_learning.recipe import FinetuneRecipe, Sampler
 from sslpipe.metric_learning.sampling import PK_VERSION, BatchesDoNotFit, PKOrder
 from sslpipe.models.backbones import backbone_settings
-from sslpipe.models.stems import stem_warning
-from sslpipe.models.tuning import (
-    tune_warnings,
-)
-from sslpipe.optim import rate_warning
 from sslpipe.recipe.base import RunConfig
 from sslpipe.run.best import can_choose, nothing_to_choose_by
 from sslpipe.run.health import Alarms
-from sslpipe.run.plan import Plan, judge
+from sslpipe.run.plan import (
+    Plan,
+    backbone_is_slowed,
+    judge,
+    rate_is_unusual,
+    stem_does_not_fit,
+    weights_replace_the_backbone,
+)
 
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
 FEW_CLASSES = 32  # of a batch: each number up to it is tried, where they do not fit
@@ -301,24 +303,6 @@ REFUSALS = (nothing_chooses_the_best,)
 # what a user should know
 
 
-def backbone_is_slowed(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
-    """Mention settings of [tune] that leave nothing to the backbone."""
-    yield from tune_warnings(plan.recipe)
-
-
-def stem_does_not_fit(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
-    """Mention a backbone.stem that is for images of another size."""
-    assert plan.recipe.backbone is not None
-    if text := stem_warning(plan.recipe.backbone, parts.augment.crop_px):
-        yield text
-
-
-def rate_is_unusual(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
-    """Mention a learning rate far above what is usual."""
-    if text := rate_warning(plan.recipe.optim, plan.recipe.sampler.batch_size):
-        yield text
-
-
 def small_classes_are_skipped(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
     """Mention classes with too few images for a batch."""
     order = plan.order
@@ -364,12 +348,6 @@ def nothing_is_validated(plan: Finetuning, parts: FinetuningParts) -> Iterator[s
             "run.monitor_steps is set, but each validation class has one image: no validation; "
             "raise data.validation_classes"
         )
-
-
-def weights_replace_the_backbone(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
-    """Mention what of the given [backbone] is not used."""
-    if plan.not_used:
-        yield plan.not_used
 
 
 REMARKS = (

@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -17,6 +17,9 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import RecipeError
+from sslpipe.models.stems import stem_warning
+from sslpipe.models.tuning import tune_warnings
+from sslpipe.optim import rate_warning
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.identity import run_identity
 from sslpipe.run.health import Alarms
@@ -207,3 +210,30 @@ def judge(
         for reason in rule(plan, parts):
             raise RecipeError(reason)
     return [text for rule in remarks for text in rule(plan, parts)]
+
+
+# what a user should know of any kind of plan
+
+
+def stem_does_not_fit(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
+    """Mention a backbone.stem that is for images of another size."""
+    assert plan.recipe.backbone is not None
+    if text := stem_warning(plan.recipe.backbone, parts.augment.crop_px):
+        yield text
+
+
+def rate_is_unusual(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
+    """Mention a learning rate far above what is usual."""
+    if text := rate_warning(plan.recipe.optim, plan.order.batch_size):
+        yield text
+
+
+def backbone_is_slowed(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
+    """Mention settings of [tune] that leave nothing to the backbone."""
+    yield from tune_warnings(plan.recipe)
+
+
+def weights_replace_the_backbone(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
+    """Mention what of the given [backbone] is not used."""
+    if plan.not_used:
+        yield plan.not_used
