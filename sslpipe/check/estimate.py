@@ -1,10 +1,13 @@
-"""What a step costs in seconds, measured on a small one; `run.memory` knows the bytes."""
+"""What a run of any kind costs: its parts in bytes, and seconds of a step, measured on a small one.
+
+`run.memory` counts the bytes.
+"""
 
 import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,14 +19,58 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import Reader
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import concentration_text, uniformity
+from sslpipe.optim import describe_groups
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import RunRecipe
-from sslpipe.run.accelerator import training_device
+from sslpipe.run.accelerator import check_precision, resolve_precision, training_device
+from sslpipe.run.memory import Memory, Room, check_memory, memory_of_plan
 from sslpipe.run.plan import Plan
 
 _SPREAD = 128  # images that say how concentrated features are
 _LONG_ENOUGH_S = 0.1  # a measured step that takes this long is not grown further
 _EFFICIENCY = 0.8  # of threads that share a step: between 0.6 and 1 where measured
+
+
+class Estimate(NamedTuple):
+    """The parts of a plan, and whether this machine can train them."""
+
+    parts: Any  # on the CPU, in the run's precision
+    remarks: list[str]
+    digest: str
+    groups: list[str]  # of the optimizer's parameters, a line each
+    device: torch.device
+    precision: str  # fp64, fp32, bf16 or fp16
+    memory: Memory
+    too_much: str | None  # that the memory is not enough
+
+
+def estimate_parts(plan: Plan[Any]) -> Estimate:
+    """Build every part of a plan, and count what a step holds; train nothing.
+
+    Raises:
+        UserError: The plan cannot be trained, or this machine cannot train it.
+    """
+    recipe = plan.recipe
+    device = training_device(recipe)
+    check_precision(recipe.optim.precision, device.type)
+    parts = plan.build(compiled=False)
+    if recipe.optim.precision == "fp64":
+        parts.model.double()
+    remarks = plan.remarks(parts)  # or refused
+    digest = plan.identity()["digest"]  # all are built: it covers the source of those of plug-ins
+    groups = describe_groups(plan.groups(parts), parts.model).splitlines()
+    precision = resolve_precision(recipe.optim.precision, device)
+    memory = memory_of_plan(plan, parts, precision)
+    return Estimate(
+        parts=parts,
+        remarks=remarks,
+        digest=digest,
+        groups=groups,
+        device=device,
+        precision=precision,
+        memory=memory,
+        too_much=check_memory(memory, recipe, Room.here(device)),
+    )
 
 
 def step_seconds(

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from sslpipe.check.estimate import step_seconds, time_text
+from sslpipe.check.estimate import estimate_parts, step_seconds, time_text
 from sslpipe.check.mixing import WELL_MIXED, mixing_score
 from sslpipe.check.result import (
     Check,
@@ -20,14 +20,12 @@ from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing, joint_codes
 from sslpipe.errors import RecipeError
 from sslpipe.models.tuning import count_parameters
-from sslpipe.optim import describe_groups
-from sslpipe.parts import Parts, freeze_and_group, recipe_flops
+from sslpipe.parts import Parts
 from sslpipe.plan import MOST_HELD_OUT, Pretraining
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.accelerator import check_precision, resolve_precision, training_device
 from sslpipe.run.best import watch_text
-from sslpipe.run.memory import Room, check_memory, memory_of_plan
+from sslpipe.run.memory import Room, check_memory
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 
@@ -38,43 +36,29 @@ def check_pretraining(plan: Pretraining) -> Check:
     Raises:
         UserError: The plan cannot be trained, or this machine cannot train it.
     """
-    # what the machine may refuse
     recipe = plan.recipe
-    device = training_device(recipe)
-    check_precision(recipe.optim.precision, device.type)
-
-    # the parts; when all are built, the digest covers the source of those from plug-ins
-    parts = plan.build(compiled=False)
-    augment = parts.augment
-    model = parts.model
-    if recipe.optim.precision == "fp64":
-        model = model.double()
-    remarks = plan.remarks(parts)  # or refused
+    estimate = estimate_parts(plan)
+    parts = estimate.parts
+    memory = estimate.memory
+    if estimate.too_much:
+        few = memory.of_images(4, recipe)
+        if alone := check_memory(few, recipe, Room.here(estimate.device)):
+            raise RecipeError(f"with no more than 4 images at a time {alone}")
     order_rows, mixing_rows, poorly_mixed = _look_at_order(plan)
-    digest = plan.identity()["digest"]
-    groups = describe_groups(freeze_and_group(model, recipe), model)
-
-    # memory and time
-    precision = resolve_precision(recipe.optim.precision, device)
-    memory = memory_of_plan(plan, parts, precision)
-    room = Room.here(device)
-    too_much = check_memory(memory, recipe, room)
-    if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, room)):
-        raise RecipeError(f"with no more than 4 images at a time {alone}")
-    flops = recipe_flops(recipe, model, augment.crop_px)
+    flops = plan.step_flops(parts)
     step_s = step_seconds(
-        model,
-        augment,
+        parts.model,
+        parts.augment,
         canvas_px=recipe.data.canvas_px,
         batch_size=recipe.data.batch_size,
-        precision=precision,
-        device=device,
+        precision=estimate.precision,
+        device=estimate.device,
         image_type=plan.index.image_type,
         cached=recipe.data.micro_batches > 1,
     )
 
     rows = [
-        ("time", time_text(step_s, recipe, precision, device)),
+        ("time", time_text(step_s, recipe, estimate.precision, estimate.device)),
         ("memory", memory_text(memory)),
         ("watch", watch_text(recipe.run, plan.split.labels_of(plan.watched), views=True)),
         *_size_rows(recipe, parts),
@@ -82,29 +66,29 @@ def check_pretraining(plan: Pretraining) -> Check:
     ]
     details = [
         ("memory", memory_parts(memory)),
-        *(("parameter group", line) for line in groups.splitlines()),
+        *(("parameter group", line) for line in estimate.groups),
         (
             "FLOPs per step",
             f"{flops:.3g}, forward and backward of {2 * recipe.data.batch_size} views",
         ),
         *mixing_rows,
-        ("digest", digest),
+        ("digest", estimate.digest),
     ]
     warnings = [
-        *remarks,
+        *estimate.remarks,
         straddle_warning(plan.index, plan.split.name),
-        too_much,
+        estimate.too_much,
         *_setting_warnings(recipe),
         poorly_mixed,
     ]
     return Check(
         recipe=recipe,
-        views=tuple(dataclasses.asdict(spec) for spec in augment.specs),
+        views=tuple(dataclasses.asdict(spec) for spec in parts.augment.specs),
         rows=rows,
         details=details,
         warnings=tuple(text for text in warnings if text),
         memory=memory,
-        digest=digest,
+        digest=estimate.digest,
         step_flops=flops,
         step_seconds=step_s,
     )

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from sslpipe.check.estimate import step_seconds, time_text
+from sslpipe.check.estimate import estimate_parts, step_seconds, time_text
 from sslpipe.check.result import (
     Check,
     memory_parts,
@@ -13,13 +13,9 @@ from sslpipe.check.result import (
     straddle_warning,
     warmup_warning,
 )
-from sslpipe.metric_learning.parts import freeze_and_group
 from sslpipe.metric_learning.plan import Finetuning
 from sslpipe.models.tuning import count_parameters
-from sslpipe.optim import describe_groups
-from sslpipe.run.accelerator import check_precision, resolve_precision, training_device
 from sslpipe.run.best import watch_text
-from sslpipe.run.memory import Room, check_memory, memory_of_plan
 
 
 def check_finetuning(plan: Finetuning) -> Check:
@@ -28,30 +24,18 @@ def check_finetuning(plan: Finetuning) -> Check:
     Raises:
         UserError: The plan cannot be trained, or this machine cannot train it.
     """
-    # what the machine may refuse
     recipe = plan.recipe
-    device = training_device(recipe)
-    check_precision(recipe.optim.precision, device.type)
-
-    # the parts; when all are built, the digest covers the source of those from plug-ins
-    parts = plan.build(compiled=False)
+    estimate = estimate_parts(plan)
+    parts = estimate.parts
     task = parts.model
-    if recipe.optim.precision == "fp64":
-        task = task.double()
-    remarks = plan.remarks(parts)  # or refused
-    digest = plan.identity()["digest"]
-    groups = describe_groups(freeze_and_group(task, recipe), task)
     encoder = task.backbone
-    precision = resolve_precision(recipe.optim.precision, device)
-    memory = memory_of_plan(plan, parts, precision)
-    too_much = check_memory(memory, recipe, Room.here(device))
     step_s = step_seconds(
         encoder,
         parts.augment,
         canvas_px=recipe.data.canvas_px,
         batch_size=recipe.sampler.batch_size,
-        precision=precision,
-        device=device,
+        precision=estimate.precision,
+        device=estimate.device,
         image_type=plan.index.image_type,
     )
 
@@ -68,8 +52,8 @@ def check_finetuning(plan: Finetuning) -> Check:
     whole_classes = f"images of {classes:,} classes held out"
     what = whole_classes if plan.held_out.whole_classes else "images held out"
     rows = [
-        ("time", time_text(step_s, recipe, precision, device)),
-        ("memory", memory_text(memory)),
+        ("time", time_text(step_s, recipe, estimate.precision, estimate.device)),
+        ("memory", memory_text(estimate.memory)),
         ("watch", watch_text(recipe.run, plan.split.labels_of(plan.watched), views=False)),
         ("steps", f"{recipe.total_steps:,}"),
         ("batch", f"{images} = {sampler.batch_size} images, {views}"),
@@ -84,14 +68,14 @@ def check_finetuning(plan: Finetuning) -> Check:
         ("an epoch uses", f"{order.used:,} images; {order.dropped:,} leave the buffer unused"),
     ]
     details = [
-        ("memory", memory_parts(memory)),
-        *(("parameter group", line) for line in groups.splitlines()),
-        ("digest", digest),
+        ("memory", memory_parts(estimate.memory)),
+        *(("parameter group", line) for line in estimate.groups),
+        ("digest", estimate.digest),
     ]
     warnings = [
-        *remarks,
+        *estimate.remarks,
         straddle_warning(plan.index, plan.split.name),
-        too_much,
+        estimate.too_much,
         warmup_warning(recipe),
     ]
     return Check(
@@ -100,7 +84,7 @@ def check_finetuning(plan: Finetuning) -> Check:
         rows=rows,
         details=details,
         warnings=tuple(text for text in warnings if text),
-        memory=memory,
-        digest=digest,
+        memory=estimate.memory,
+        digest=estimate.digest,
         step_seconds=step_s,
     )
