@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
@@ -28,7 +28,7 @@ from sslpipe.data.holdout import (
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.pairing import Pairing, plan_pairs
-from sslpipe.evaluation.monitor import monitor
+from sslpipe.evaluation.monitor import Watched, monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start
 from sslpipe.losses.distill import TeacherFeatures
@@ -80,7 +80,6 @@ class Pretraining(Plan[Parts]):
     """
 
     order_version: ClassVar[int] = ORDER_VERSION
-    monitor = staticmethod(monitor)
 
     recipe: Recipe
     index: DatasetIndex
@@ -174,6 +173,10 @@ class Pretraining(Plan[Parts]):
         data = self.recipe.data
         images = data.batch_size // world_size
         return micro_batch_rows(images, data.num_streams // world_size, data.micro_batches)
+
+    def score(self, backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, float]:
+        """Score the held-out samples; see `monitor`."""
+        return monitor(backbone, view, watched)
 
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
         """Return the integers that decide dropout and the like."""

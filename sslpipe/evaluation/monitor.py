@@ -1,7 +1,7 @@
 """Measure the backbone during training, inside a slice of train that it never sees."""
 
 import math
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,19 +23,40 @@ MONITOR_K = 20  # DINO's script reports its best at 10 and 20
 SMALL_CLASS = 5  # images of the largest held-out class, at most, where the nearest one decides
 
 
-def monitor(
-    backbone: nn.Module,
-    view: EvalView,
-    split: Split,
-    ids: NDArray[np.int64],
-    process: Rank,
-    *,
-    bank: NDArray[np.int64] | None = None,
-    canvas_px: int = 256,
-    num_workers: int = 2,
-    device: torch.device | str = "cpu",
-    reader: Reader | None = None,
-) -> dict[str, float]:
+class Watched(NamedTuple):
+    """The held-out samples of a run, and how they are embedded."""
+
+    split: Split
+    ids: NDArray[np.int64]  # (n,)
+    bank: NDArray[np.int64] | None = None  # (m,) trained on, that they search, too; None: nothing
+    process: Rank = Rank()
+    device: torch.device = torch.device("cpu")  # where the backbone is
+    canvas_px: int = 256  # as in `embed`, like the next two
+    num_workers: int = 2
+    reader: Reader | None = None
+
+    def embed(self, backbone: nn.Module, view: View, ids: NDArray[np.int64]) -> Embeddings:
+        """Embed samples on the device; rows stay there, to be searched, where it has float64.
+
+        Bad samples are skipped: quarantine.jsonl lists what training meets, and a run may diverge.
+        """
+        return embed(
+            backbone,
+            view,
+            self.split,
+            ids=ids,
+            process=self.process,
+            canvas_px=self.canvas_px,
+            num_workers=self.num_workers,
+            device=self.device,
+            rows_on=self.device if wide_dtype(self.device) == torch.float64 else "cpu",
+            network=None,
+            on_bad=lambda bad: None,
+            reader=self.reader,
+        )
+
+
+def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, float]:
     """Score held-out samples: leave-one-out weighted kNN, and scores without labels. Collective.
 
     k is 20, but 1 where no class has more than SMALL_CLASS held-out images. Three forwards an
@@ -44,14 +65,7 @@ def monitor(
     Args:
         backbone: Images (B, 3, S, S) -> (B, F).
         view: As evaluation sees images.
-        split: Where the samples are.
-        ids: (n,) of the held-out samples.
-        process: This process.
-        bank: (m,) samples, trained on, that they search, too; None: each other alone.
-        canvas_px: As in `embed`; also the next three.
-        num_workers: Threads that decode.
-        device: Where the backbone is.
-        reader: Of the split.
+        watched: The samples.
 
     Returns:
         On rank 0 {"holdout_knn": top-1 of the labelled samples, where two are of one class,
@@ -59,22 +73,13 @@ def monitor(
         "holdout_" + each name of `label_free.NUMBERS`}. Empty on the others, and where fewer than
         two samples can be decoded.
     """
-    embedded = partial(
-        _embedded,
-        backbone,
-        split,
-        process=process,
-        canvas_px=canvas_px,
-        num_workers=num_workers,
-        device=torch.device(device),
-        reader=reader,
-    )
-    rows = embedded(view, ids)
-    more = None if bank is None else embedded(view, bank)
+    rows = watched.embed(backbone, view, watched.ids)
+    more = None if watched.bank is None else watched.embed(backbone, view, watched.bank)
     settings = view.config()
-    probe = ProbeViews(view.crop_px, settings["mean"], settings["std"], split.image_type.channels)
-    views = embedded(probe, ids)
-    if process.rank != 0 or len(rows.ids) < 2:
+    channels = watched.split.image_type.channels
+    probe = ProbeViews(view.crop_px, settings["mean"], settings["std"], channels)
+    views = watched.embed(backbone, probe, watched.ids)
+    if watched.process.rank != 0 or len(rows.ids) < 2:
         return {}
     numbers = {}
     labelled = rows.rows(rows.labels >= 0)
@@ -92,38 +97,16 @@ def monitor(
     return numbers | {f"holdout_{name}": value for name, value in free.items()}
 
 
-def retrieval_monitor(
-    backbone: nn.Module,
-    view: EvalView,
-    split: Split,
-    ids: NDArray[np.int64],
-    process: Rank,
-    *,
-    bank: NDArray[np.int64] | None = None,
-    canvas_px: int = 256,
-    num_workers: int = 2,
-    device: torch.device | str = "cpu",
-    reader: Reader | None = None,
-) -> dict[str, float]:
+def retrieval_monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, float]:
     """Score leave-one-out retrieval of held-out samples; see `monitor`. Collective.
 
     Returns:
         On rank 0 {"validation_recall_at_1": ..., "validation_map_at_r": ...}; empty on the others,
         and where no two samples are of one class.
     """
-    embedded = partial(
-        _embedded,
-        backbone,
-        split,
-        process=process,
-        canvas_px=canvas_px,
-        num_workers=num_workers,
-        device=torch.device(device),
-        reader=reader,
-    )
-    rows = embedded(view, ids)
-    more = None if bank is None else embedded(view, bank)
-    if process.rank != 0:
+    rows = watched.embed(backbone, view, watched.ids)
+    more = None if watched.bank is None else watched.embed(backbone, view, watched.bank)
+    if watched.process.rank != 0:
         return {}
     searched = rows if more is None else Embeddings.joined([rows, more])
     return _retrieval(rows, searched, "validation")
@@ -149,35 +132,3 @@ def _retrieval(queries: Embeddings, rows: Embeddings, prefix: str) -> dict[str, 
         return {}
     values = dict(zip(scores.names, matched.mean(0).tolist(), strict=True))
     return dict(zip(names, (values["Recall@1"], values["map_at_r"]), strict=True))
-
-
-def _embedded(
-    backbone: nn.Module,
-    split: Split,
-    view: View,
-    ids: NDArray[np.int64],
-    *,
-    process: Rank,
-    canvas_px: int,
-    num_workers: int,
-    device: torch.device,
-    reader: Reader | None,
-) -> Embeddings:
-    """Embed on the device; the rows stay there, to be searched, where it has float64.
-
-    Bad samples are skipped, as quarantine.jsonl lists what training meets, and a run may diverge.
-    """
-    return embed(
-        backbone,
-        view,
-        split,
-        ids=ids,
-        process=process,
-        canvas_px=canvas_px,
-        num_workers=num_workers,
-        device=device,
-        rows_on=device if wide_dtype(device) == torch.float64 else "cpu",
-        network=None,
-        on_bad=lambda bad: None,
-        reader=reader,
-    )

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import nn
+
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, with_a_partner
 from sslpipe.errors import DataError
-from sslpipe.evaluation.monitor import retrieval_monitor
+from sslpipe.evaluation.monitor import Watched, retrieval_monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start, with_init
 from sslpipe.metric_learning.classes import (
@@ -72,7 +74,6 @@ class Finetuning(Plan[FinetuningParts]):
     """
 
     order_version: ClassVar[int] = ORDER_AND_PK_VERSION
-    monitor = staticmethod(retrieval_monitor)
 
     recipe: FinetuneRecipe
     index: DatasetIndex
@@ -132,6 +133,10 @@ class Finetuning(Plan[FinetuningParts]):
     def groups(self, parts: FinetuningParts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
         return freeze_and_group(parts.model, self.recipe)
+
+    def score(self, backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, float]:
+        """Score the held-out samples; see `retrieval_monitor`."""
+        return retrieval_monitor(backbone, view, watched)
 
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
         """Return the integers that decide dropout and the like."""

@@ -8,6 +8,7 @@ from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.reader import Reader
+from sslpipe.evaluation.monitor import Watched
 from sslpipe.run.best import EMA, Best
 from sslpipe.run.directory import HeldDirectory
 from sslpipe.run.health import StartAlarm
@@ -47,11 +48,19 @@ class Monitor:
         self.best = best
         self._plan = plan
         self._view = view
-        self._device = device
         self._held = held
         self._reporter = reporter
         self.backbones: dict[str, nn.Module] = {}
-        self._reader = Reader(plan.split)
+        self._watched = Watched(
+            split=plan.split,
+            ids=plan.watched,
+            bank=plan.bank,
+            process=held.process,
+            device=device,
+            canvas_px=plan.recipe.data.canvas_px,
+            num_workers=plan.recipe.run.num_workers,
+            reader=Reader(plan.split),
+        )
         if len(plan.watched):
             self.backbones[""] = parts.backbone
             if parts.ema is not None:
@@ -90,20 +99,8 @@ class Monitor:
 
     def measure(self, done: int) -> dict[str, float]:
         """Embed on all ranks and score on rank 0; the others get no numbers."""
-        plan = self._plan
         numbers: dict[str, float] = {}
         for prefix, backbone in self.backbones.items():
-            scores = plan.monitor(
-                backbone,
-                self._view,
-                plan.split,
-                plan.watched,
-                self._held.process,
-                bank=plan.bank,
-                canvas_px=plan.recipe.data.canvas_px,
-                num_workers=plan.recipe.run.num_workers,
-                device=self._device,
-                reader=self._reader,
-            )
+            scores = self._plan.score(backbone, self._view, self._watched)
             numbers |= {f"{prefix}{name}": value for name, value in scores.items()}
         return numbers

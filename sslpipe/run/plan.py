@@ -17,6 +17,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import RecipeError
+from sslpipe.evaluation.monitor import Watched
 from sslpipe.models.stems import stem_warning
 from sslpipe.models.tuning import tune_warnings
 from sslpipe.optim import rate_warning
@@ -110,7 +111,6 @@ class Plan(ABC, Generic[PartsT]):
 
     Attributes:
         order_version: Of the order's algorithm.
-        monitor: What scores the held-out samples, one of `sslpipe.evaluation.monitor`.
         recipe: Resolved: backbone, hashes, number of steps.
         index: The data set, of the channels that are read.
         split: What is trained on, and held out from.
@@ -122,7 +122,6 @@ class Plan(ABC, Generic[PartsT]):
     """
 
     order_version: ClassVar[int]
-    monitor: ClassVar[Callable[..., dict[str, float]]]
 
     recipe: RunRecipe
     index: DatasetIndex
@@ -166,6 +165,10 @@ class Plan(ABC, Generic[PartsT]):
     def micro_batches(self, world_size: int) -> list[Tensor]:
         """Return the rows of this rank's micro-batches; one or none: the batch is not cut."""
         return []
+
+    @abstractmethod
+    def score(self, backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, float]:
+        """Score the held-out samples: see `sslpipe.evaluation.monitor`. Collective."""
 
     @abstractmethod
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.label_free import NUMBERS, label_free_numbers
-from sslpipe.evaluation.monitor import monitor, retrieval_monitor
+from sslpipe.evaluation.monitor import Watched, monitor, retrieval_monitor
 from sslpipe.models.backbones import small_resnet
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
@@ -23,7 +23,8 @@ OPTIONS = {"canvas_px": 16, "num_workers": 0}
 
 def scored(process, data, ids=IDS):
     torch.manual_seed(0)
-    return monitor(small_resnet((8, 16)), *seen(data), ids, process, **OPTIONS)
+    view, split = seen(data)
+    return monitor(small_resnet((8, 16)), view, Watched(split, ids, process=process, **OPTIONS))
 
 
 def seen(data):
@@ -71,7 +72,7 @@ def test_of_small_classes_the_nearest_image_decides(data):
     view, split = seen(data)
     ids = np.arange(16)[np.arange(16) % 4 < 3]
     backbone = torch.nn.Flatten()
-    found = monitor(backbone, view, split, ids, Rank(), **OPTIONS)
+    found = monitor(backbone, view, Watched(split, ids, **OPTIONS))
     rows = embed(backbone, view, split, ids=ids, **OPTIONS)
     (nearest,) = knn_results(rows, rows, k=(1,), exclude_same_id=True)
     assert found["holdout_knn"] == nearest.value
@@ -80,7 +81,7 @@ def test_of_small_classes_the_nearest_image_decides(data):
 def test_retrieval_is_scored_where_two_images_are_of_a_class(data):
     view, split = seen(data)
     for ids, scores in ((np.arange(4), 0), (np.arange(8), 2)):  # 4 classes
-        found = retrieval_monitor(small_resnet((8, 16)), view, split, ids, Rank(), **OPTIONS)
+        found = retrieval_monitor(small_resnet((8, 16)), view, Watched(split, ids, **OPTIONS))
         assert len(found) == scores
         assert all(0 <= value <= 1 for value in found.values())
 
@@ -89,7 +90,7 @@ def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
     """Against a loop over all rows, in float64."""
     view, split = seen(data)
     bank, backbone = np.arange(0, 60, 2), torch.nn.Flatten()
-    found = monitor(backbone, view, split, IDS, Rank(), bank=bank, **OPTIONS)
+    found = monitor(backbone, view, Watched(split, IDS, bank, **OPTIONS))
     rows = embed(backbone, view, split, ids=np.union1d(IDS, bank), **OPTIONS)
     units = torch.nn.functional.normalize(rows.features.double(), dim=1)
     first, mean = [], []
@@ -101,8 +102,8 @@ def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
         mean.append((hits[:r].cumsum(0) / torch.arange(1, r + 1) * hits[:r]).sum() / r)
     assert found["holdout_recall_at_1"] == pytest.approx(np.mean(first))
     assert found["holdout_map_at_r"] == pytest.approx(np.mean(mean))
-    without = monitor(backbone, view, split, IDS, Rank(), **OPTIONS)
-    alone = retrieval_monitor(backbone, view, split, IDS, Rank(), **OPTIONS)
+    without = monitor(backbone, view, Watched(split, IDS, **OPTIONS))
+    alone = retrieval_monitor(backbone, view, Watched(split, IDS, **OPTIONS))
     searched = {k.replace("validation", "holdout"): v for k, v in alone.items()}
     assert without == found | searched
     assert searched.items().isdisjoint(found.items())
