@@ -7,8 +7,8 @@ name: `"sslpipe.commands".mine = "my_package.commands"`. The modules, and what e
 - `commands`, without heavy imports: COMMANDS, {name: (module with `app`, first line of its help)},
   and NEXT, {"name" or "name sub-command": what is typed after it}, which may lack some of them;
 - `names`: NAMES, {what is `sslpipe.NAME`, too: its module};
-- `recipes`, without heavy imports: RECIPES, {kind: `sslpipe.recipe.kinds.RecipeKind`}, the settings
-  of a kind of recipe and the section that makes a TOML file one;
+- `recipes`, without heavy imports: RECIPES, {kind: `sslpipe.recipe.reading.RecipeKind`}, the
+  settings of a kind of recipe and the section that makes a TOML file one;
 - `runs`: RUNS, {class of a recipe: `sslpipe.kinds.RunKind`};
 - `image_files`: SUFFIXES and `read_image`, for files of images that are not 8-bit RGB;
 - `leaks`: `find_leaks`, which `sslpipe evaluate suite` asks for test samples that are in train.

@@ -46,7 +46,7 @@ def phases() -> None:
     "moon/names.py": 'NAMES = {"FULL": "moon.phases"}\n',
     "moon/phases.py": "FULL = 3\n",
     "moon/recipes.py": """
-from sslpipe.recipe.kinds import RecipeKind
+from sslpipe.recipe.reading import RecipeKind
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry.schema import Settings
 

@@ -4,7 +4,8 @@ from pydantic.fields import FieldInfo
 
 from sslpipe.augment.presets import setting_docs
 from sslpipe.errors import RecipeError, did_you_mean_key
-from sslpipe.recipe import explain_key, recipe_models, setting_keys
+from sslpipe.recipe import recipe_models
+from sslpipe.recipe.messages import describe_key, known_keys
 from sslpipe.registry.schema import Kinds, kinds_of, settings_class
 
 
@@ -51,6 +52,28 @@ def explain(key: str) -> str:
     if found:
         text += f"\nSettings of one kind or another: {', '.join(found)}."
     return text
+
+
+def setting_keys() -> list[str]:
+    """List "section.key" of the settings of every kind of run, and the sections themselves."""
+    return list(
+        dict.fromkeys(name for model in recipe_models().values() for name in known_keys(model))
+    )
+
+
+def explain_key(key: str) -> str | None:
+    """Return what a setting means, its type and default, for each kind of run; None: none has it.
+
+    Args:
+        key: As in a recipe or an override: "data.micro_batch", or a section's name.
+    """
+    texts: dict[str, list[str]] = {}
+    for kind, model in recipe_models().items():
+        text = describe_key(model, key)
+        if text is not None:
+            texts.setdefault(text, []).append(kind)
+    said = (f"{key} ({' and '.join(kinds)})\n{text}" for text, kinds in texts.items())
+    return "\n\n".join(said) or None
 
 
 def meanings(section: str, kinds: Kinds) -> dict[str, list[str]]:

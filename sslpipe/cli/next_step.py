@@ -122,7 +122,7 @@ def after_labels(data: str | Path) -> None:
 
     from sslpipe.data.index import load_index, manifest_url
     from sslpipe.data.order import with_a_partner
-    from sslpipe.recipe.kinds import labelled_recipes
+    from sslpipe.recipe.reading import labelled_recipes
 
     recipes = labelled_recipes()
     if not recipes:

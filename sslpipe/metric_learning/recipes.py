@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sslpipe.metric_learning.recipe import FinetuneRecipe
-from sslpipe.recipe.kinds import RecipeKind
+from sslpipe.recipe.reading import RecipeKind
 
 RECIPES = {
     "fine-tuning": RecipeKind(

@@ -190,6 +190,7 @@ class Recipe(RunRecipe):
 
     data: Data = Data()
     """Which images, in what batches."""
+    # its keys are the fields of the class that `kind` has in LOSSES: see losses/nt_xent.py
     loss: Annotated[KindSettings, Kinds("sslpipe.losses:LOSSES"), Field(examples=["nt_xent"])]
     """The objective; `kind` is "nt_xent" (SimCLR), "moco", "dcl", "dclw", "sup_con" (with labels),
     "hard_negatives", "diet" (no negatives), or "distill" (with [teacher])."""

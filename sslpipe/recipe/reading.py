@@ -1,14 +1,56 @@
-"""From a TOML file and overrides to a tree of plain values; nothing is validated yet."""
+"""From a TOML file and overrides to a frozen recipe of its kind; start reading at `load_recipe`."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sslpipe.errors import RecipeError, check_list, shown
+from pydantic import ValidationError
+
+from sslpipe.errors import RecipeError, check_list, did_you_mean, shown
+from sslpipe.recipe.base import RunRecipe
+from sslpipe.recipe.messages import explain_errors
+from sslpipe.recipe.pretrain import Recipe
+from sslpipe.satellites import gather
 
 RECORDED = "recipe.json"  # of a run directory
 MOST_BYTES = 2**18  # of a recipe; the shipped ones have under 2**12
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunRecipe:
+    """Read a TOML recipe, apply `section.key=value` overrides, validate everything.
+
+    Raises:
+        RecipeError: Names the key, its value, the remedy and the nearest valid key.
+    """
+    if not isinstance(path, str | Path):
+        raise RecipeError(
+            f"a recipe is the path of a TOML file, or what sslpipe.load_recipe returns, not "
+            f"{shown(path)} ({type(path).__name__})"
+        )
+    return parse_recipe(read_tree(path, overrides), str(path), overrides=overrides)
+
+
+def parse_recipe(
+    tree: dict[str, Any], origin: str, *, recorded: bool = False, overrides: Sequence[str] = ()
+) -> RunRecipe:
+    """Validate a tree of plain values, of any kind. Raises: RecipeError, as `load_recipe`.
+
+    Args:
+        tree: As TOML or JSON gives it.
+        origin: Where it came from, for messages.
+        recorded: It is of a run that is there: its trackers need not be installed here.
+        overrides: What was put into the tree.
+    """
+    model = model_for(tree, origin)
+    try:
+        recipe = model.model_validate(tree, context="recorded" if recorded else None)
+    except ValidationError as error:
+        raise RecipeError(explain_errors(error, model, origin, tree)) from None
+    named: dict[str, Any] = {}
+    apply_overrides(named, [each for each in overrides if each.lstrip().startswith("backbone")])
+    recipe._backbone_overrides = frozenset(named.get("backbone") or ())
+    return recipe
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -98,3 +140,58 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
         raise RecipeError(
             f"{origin} is nested too deeply; a recipe is section.key = value"
         ) from None
+
+
+# kinds of recipes: a pretraining, and those that satellites bring
+
+
+class RecipeKind(NamedTuple):
+    """A kind of recipe: a TOML file that has its section is one of it."""
+
+    section: str  # "sampler"; no recipe of another kind has it
+    model: type[RunRecipe]  # its settings
+    first: Path | None = None  # of a clone: the recipe to begin with, where images have labels
+
+
+def labelled_recipes() -> list[Path]:
+    """Return the recipes for labels that the working directory has, of a clone."""
+    return [kind.first for kind in _brought().values() if kind.first and kind.first.is_file()]
+
+
+def recipe_models() -> dict[str, type[RunRecipe]]:
+    """Return the class of each kind of recipe by the kind's name, "pretraining" first."""
+    return {"pretraining": Recipe, **{name: kind.model for name, kind in _brought().items()}}
+
+
+def model_for(tree: Mapping[str, Any], origin: str) -> type[RunRecipe]:
+    """Return which class the settings of a recipe have.
+
+    Args:
+        tree: As TOML or JSON gives it.
+        origin: Where it came from, for messages.
+
+    Raises:
+        RecipeError: It has a section that no kind of recipe of this installation has.
+    """
+    for kind in _brought().values():
+        if kind.section in tree:
+            return kind.model
+    known = [*Recipe.model_fields, *(kind.section for kind in _brought().values())]
+    for key, value in tree.items():
+        if isinstance(value, dict) and key not in known and not did_you_mean(key, known):
+            raise RecipeError(
+                f"{origin}: no kind of recipe of this installation has a section {shown(key)}; "
+                "take it out, or install what brings it: sslpipe as a whole, or a package that "
+                f"adds to it (known here: {', '.join(known)})"
+            )
+    return Recipe
+
+
+def is_finetune(tree: Mapping[str, Any]) -> bool:
+    """Return whether the recipe that a run recorded is one of a fine-tuning: has a [sampler]."""
+    return "sampler" in tree
+
+
+def _brought() -> dict[str, RecipeKind]:
+    """Return the kinds that satellites bring, by name."""
+    return gather("recipes", "RECIPES", {})

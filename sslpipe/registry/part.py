@@ -1,8 +1,16 @@
-"""Part: a module whose fields are its settings: `class MyLoss(Objective): margin: float = 0.2`.
+"""Part: a module whose annotated fields are its settings, declared once.
 
-They are keyword arguments of its constructor, keys of a recipe's section, and attributes. They are
-checked as a recipe's are: a bound stands in the type, `Annotated[float, Field(gt=0)]`. A field that
-the run decides, such as the length of embeddings, is `Derived`: no key of a recipe.
+    class MyLoss(Objective):
+        margin: Annotated[float, Field(gt=0)] = 0.2  # a bound stands in the type
+        '''What --explain, the docs and an editor say of it.'''
+        dim: Dim  # `Derived`: the run decides it, and no recipe has the key
+
+        def setup(self) -> None: ...  # weights and buffers; in place of __init__
+
+In Python `MyLoss(margin=0.3, dim=128)` checks its arguments (`Part` makes a pydantic dataclass of
+each subclass). A recipe's `kind = "mine"`, `margin = 0.3` are read by `settings_class("mine")`, a
+pydantic model of the same fields without the derived ones; `PartSettings.build(dim=128)` then makes
+the same `MyLoss(margin=0.3, dim=128)`.
 """
 
 from copy import copy

@@ -9,7 +9,7 @@ from sslpipe.cli.inputs import check_folder
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import SOURCES, Device, NumWorkers, argument, command, option
 from sslpipe.cli.terminal import new_app, progress, report_bad, say, show, text_table
-from sslpipe.recipe.kinds import labelled_recipes
+from sslpipe.recipe.reading import labelled_recipes
 from sslpipe.run.console import SafeConsole
 
 app = new_app()
