@@ -115,9 +115,9 @@ def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Pat
     return paths
 
 
-def images_of(given: Iterable[Path], image_type: "ImageType | None" = None) -> list[Path]:
+def images_of(places: Iterable[Path], image_type: "ImageType | None" = None) -> list[Path]:
     """Replace folders by the images in them. Raises: UserError."""
-    found = ([path] if not path.is_dir() else find_images(path, image_type) for path in given)
+    found = ([path] if not path.is_dir() else find_images(path, image_type) for path in places)
     return [path for paths in found for path in paths]
 
 

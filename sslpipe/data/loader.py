@@ -125,13 +125,13 @@ def batches(
     """
     streams = process.share(data.num_streams)
 
-    def drawn(step: int) -> Integers | None:
-        return None if pairing is None else pairing.drawn(step, streams)
+    def draw_partners(step: int) -> Integers | None:
+        return None if pairing is None else pairing.partners_of_step(step, streams)
 
     has_partners = pairing is not None and pairing.partners is not None
     stages = _resident if run.cache == "device" else _streamed
     read, decode_part, make = stages(
-        split, order, data, run, streams, device, on_bad, drawn if has_partners else None
+        split, order, data, run, streams, device, on_bad, draw_partners if has_partners else None
     )
 
     def finish(step: int, parts: list[Any]) -> Batch:
@@ -154,7 +154,7 @@ def _streamed(
     streams: range,
     device: torch.device,
     on_bad: OnBad,
-    drawn: DrawPartners | None,
+    draw_partners: DrawPartners | None,
 ) -> Stages:
     """Read the shards along the streams."""
     store = ImageStore(
@@ -162,12 +162,12 @@ def _streamed(
         canvas_px=data.canvas_px,
         keep=run.cache == "memory",
         on_bad=on_bad,
-        recent_bytes=RECENT_BYTES if drawn else 0,
+        recent_bytes=RECENT_BYTES if draw_partners else 0,
     )
     readers = [StreamReader(order, store, number) for number in streams]
 
     def read(step: int) -> list[Taken]:
-        ids = drawn(step) if drawn else None
+        ids = draw_partners(step) if draw_partners else None
         parts = [None] * len(readers) if ids is None else ids.reshape(len(readers), -1).tolist()
         return [reader.take(step, part) for reader, part in zip(readers, parts, strict=True)]
 
@@ -333,7 +333,7 @@ def _resident(
     streams: range,
     device: torch.device,
     on_bad: OnBad,
-    drawn: DrawPartners | None,
+    draw_partners: DrawPartners | None,
 ) -> Stages:
     """Decode all that is served into the device's memory first; then every step selects rows."""
     bad: set[int] = set()
@@ -362,7 +362,7 @@ def _resident(
         sources = _with_stand_ins(order, step, streams, ids, bad) if bad else ids
         shown = None
         partners = ids[:0]
-        others = drawn(step) if drawn else None
+        others = draw_partners(step) if draw_partners else None
         if others is not None:
             shown = np.where((sources == ids) & (place[others] >= 0), others, sources)
             partners = shown[shown != sources]

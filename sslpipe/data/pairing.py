@@ -147,17 +147,17 @@ class Partners:
     def _values_that_differ(self, ids: Integers) -> list[Values]:
         return [column.values_of(ids) for column in self.different]
 
-    def _differ(self, own: Sequence[Any], candidates: Integers) -> Flags:
+    def _differ(self, values: Sequence[Any], candidates: Integers) -> Flags:
         """Return which candidates (n,) differ from samples with these values, each (n,) or one."""
         differ = np.ones(len(candidates), bool)
-        for value, theirs in zip(own, self._values_that_differ(candidates), strict=True):
-            differ &= theirs != value
+        for value, column in zip(values, self._values_that_differ(candidates), strict=True):
+            differ &= column != value
         return differ
 
-    def _list_fitting(self, begin: int, size: int, own: tuple[float, ...]) -> Integers:
+    def _list_fitting(self, begin: int, size: int, values: tuple[float, ...]) -> Integers:
         """List who among a run of members differs from a sample with these values."""
         candidates = self._members[begin : begin + size].astype(np.int64)
-        return candidates[self._differ(own, candidates)]
+        return candidates[self._differ(values, candidates)]
 
 
 def _count_before(codes: Integers, values: Values, bounds: Values, *, with_equal: bool) -> Integers:
@@ -228,9 +228,9 @@ class Pairing:
             self._masks = [
                 [_grouped(split.column(name)) for name in names] for names in pairs.masks
             ]
-        self.drawn = lru_cache(maxsize=_STEPS_KEPT)(self._drawn)
+        self.partners_of_step = lru_cache(maxsize=_STEPS_KEPT)(self._partners_of_step)
 
-    def _drawn(self, step: int, streams: range) -> Integers | None:
+    def _partners_of_step(self, step: int, streams: range) -> Integers | None:
         """Return the partners of what the streams serve in a global step; None: none has one."""
         if self.partners is None:
             return None
@@ -243,8 +243,8 @@ class Pairing:
         count = len(batch.ids)
         image = np.arange(count)
         lonely = np.zeros(count, bool)
-        if shown is not None and (drawn := self.drawn(step, streams)) is not None:
-            lonely = drawn == batch.ids.numpy()
+        if shown is not None and (partners := self.partners_of_step(step, streams)) is not None:
+            lonely = partners == batch.ids.numpy()
         shown = own if shown is None else shown
         differs = own != shown
         image[differs] = count + np.arange(differs.sum())

@@ -34,32 +34,32 @@ def excludes_zero(interval: Sequence[float]) -> bool:
     return low > 0 or high < 0
 
 
-def paired_top1(ours: Hits, theirs: Hits) -> Difference:
+def paired_top1(one: Hits, other: Hits) -> Difference:
     """Compare two accuracies on the same images, of each of which (Q,) says whether it is right.
 
     Source:
         Agresti and Min 2005, Statistics in Medicine 24:729, section 2.2: the Wald interval after
         half a sample is added to each cell of the 2 x 2 table.
     """
-    only_ours = int((ours & ~theirs).sum())
-    only_theirs = int((theirs & ~ours).sum())
-    total = len(ours) + 2
-    more = only_ours - only_theirs
-    either = only_ours + only_theirs + 1
+    only_one = int((one & ~other).sum())
+    only_other = int((other & ~one).sum())
+    total = len(one) + 2
+    more = only_one - only_other
+    either = only_one + only_other + 1
     error = math.sqrt(max(0.0, either - more**2 / total)) / total
     interval = _within(more / total, Z95 * error)
     p = math.erfc(abs(more) / total / error / math.sqrt(2))
-    return Difference(more / len(ours), interval, p, "images", len(ours))
+    return Difference(more / len(one), interval, p, "images", len(one))
 
 
-def paired_means(ours: Floats, theirs: Floats, classes: Integers) -> Difference:
+def paired_means(one: Floats, other: Floats, classes: Integers) -> Difference:
     """Compare two means over the same queries by leaving out a class at a time: see `jackknife`.
 
-    `ours` and `theirs` are (Q,) in [0, 1]; `classes` (Q,) labels, of two classes or more.
+    `one` and `other` are (Q,) in [0, 1]; `classes` (Q,) labels, of two classes or more.
     """
     from scipy.special import stdtr  # here: the import takes 0.15 s
 
-    mean = jackknife(ours - theirs, classes)
+    mean = jackknife(one - other, classes)
     interval = _within(mean.value, mean.half95)
     if mean.error == 0:  # the same difference everywhere
         return Difference(mean.value, interval, float(mean.value == 0), "classes", mean.groups)
@@ -82,17 +82,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def unpaired_difference95(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any]
+    one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> tuple[float, Interval]:
     """Compare two rows of eval.json by their intervals, as if of different samples.
 
     Source:
         Newcombe 1998, Statistics in Medicine 17:873, method 10.
     """
-    p, (low, high) = ours["value"], ours["interval95"]
-    q, (their_low, their_high) = theirs["value"], theirs["interval95"]
-    down = math.hypot(p - low, their_high - q)
-    up = math.hypot(high - p, q - their_low)
+    p, (low, high) = one["value"], one["interval95"]
+    q, (other_low, other_high) = other["value"], other["interval95"]
+    down = math.hypot(p - low, other_high - q)
+    up = math.hypot(high - p, q - other_low)
     return p - q, (p - q - down, p - q + up)
 
 

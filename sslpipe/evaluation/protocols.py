@@ -256,11 +256,11 @@ def _inside_test(test: Embeddings, seed: int, left_out: list[str]) -> list[Part]
         return []
     ks = [k for k in RETRIEVAL_K if k <= len(test.ids)]
 
-    def found(_: Embeddings, rows: Embeddings) -> Columns:
+    def retrieved(_: Embeddings, rows: Embeddings) -> Columns:
         results = retrieval(rows, rows, k=ks, exclude_same_id=True)
         return [(PER_QUERY.get(result.metric), result) for result in results]
 
-    chosen = [Part("retrieval", found)]
+    chosen = [Part("retrieval", retrieved)]
     if min(same.sum(), (~same).sum()) < FOLDS:
         left_out.append(
             f"verification: {int(same.sum())} pairs of one label in test, below {FOLDS}"

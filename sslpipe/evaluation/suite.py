@@ -95,17 +95,17 @@ def run_suite(
     incomplete: dict[str, str] = {}  # name -> why this set is missing
     spread: dict[str, float] = {}  # of the start: how its features of test spread
 
-    def measure(name: str, given: Pair | Callable[[], Pair]) -> None:
-        if callable(given):
+    def measure(name: str, source: Pair | Callable[[], Pair]) -> None:
+        if callable(source):
             say(f"{name}: features")
-            pair = _labelled(given(), left_out, device)
+            pair = _labelled(source(), left_out, device)
             _check_same_samples({first: ready[first], name: pair})
         else:
             pair = ready[name]
         if name == start:
             rows = pair[1].features
             spread["start_uniformity"] = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
-        measured[name] = protocols.measure(name, pair, say, progress, use_up=callable(given))
+        measured[name] = protocols.measure(name, pair, say, progress, use_up=callable(source))
 
     try:
         for name, given in sets.items():

@@ -47,22 +47,26 @@ def _write_projector(model: FrozenBackbone, folder: Path) -> None:
         write_tensors(model.projector.state_dict(), folder / "projector.safetensors")
 
 
-def _extra_layers(model: FrozenBackbone, theirs: str, *, head: bool = False) -> str | None:
+def _extra_layers(model: FrozenBackbone, library: str, *, head: bool = False) -> str | None:
     """Name what a backbone has that its library's network has not, if any.
 
     `head`: that network may end with a linear layer, and who uses it normalises.
     """
-    own = model.backbone
+    backbone = model.backbone
     taken = model.image_type
-    pool = own.pool
-    stem = own.stem
+    pool = backbone.pool
+    stem = backbone.stem
     layer = f"it has an embedding layer of {model.num_features} behind the network's features"
     extra = (
-        (not taken.is_rgb8, f"it takes images of {taken}, and {theirs} 8-bit RGB"),
-        (own.embedding is not None and not (head and isinstance(own.embedding, nn.Linear)), layer),
-        (own.normalize and not head, "its features are normalised to length 1"),
+        (not taken.is_rgb8, f"it takes images of {taken}, and {library} 8-bit RGB"),
+        (
+            backbone.embedding is not None
+            and not (head and isinstance(backbone.embedding, nn.Linear)),
+            layer,
+        ),
+        (backbone.normalize and not head, "its features are normalised to length 1"),
         (pool != "avg", f"it has backbone.pool = {pool!r}, and that library averages"),
-        (stem not in (None, "imagenet"), f"its small-image stem {stem!r} is not one of {theirs}"),
+        (stem not in (None, "imagenet"), f"its small-image stem {stem!r} is not one of {library}"),
     )
     return next((text for has, text in extra if has), None)
 
@@ -115,8 +119,8 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
         import timm
 
         not_timm = {"stem", "embedding_dim", "normalize", "pool", "pool_power"}
-        told = model.config.backbone.arguments
-        arguments = {key: value for key, value in told.items() if key not in not_timm}
+        settings = model.config.backbone.arguments
+        arguments = {key: settings[key] for key in settings if key not in not_timm}
         timm_config: Any = network.pretrained_cfg
         layers = {key: timm_config.get(key) for key in layers}
         fixed_size = isinstance(network, timm.models.VisionTransformer)

@@ -113,17 +113,21 @@ def _read_both(folder: Path) -> list[nn.Module]:
 class OnnxSession(nn.Module):
     """Run a file of the onnx format, or its bytes, by onnxruntime, on the CPU."""
 
-    def __init__(self, file: Path | bytes, given: str = "images", wanted: str = "features") -> None:
+    def __init__(
+        self, file: Path | bytes, input_name: str = "images", output_name: str = "features"
+    ) -> None:
         super().__init__()
         import onnxruntime
 
-        self.given = given
-        self.wanted = wanted
+        self.input_name = input_name
+        self.output_name = output_name
         self.session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute what is wanted, features (B, F), of what the file takes."""
-        (features,) = self.session.run([self.wanted], {self.given: images.contiguous().numpy()})
+        (features,) = self.session.run(
+            [self.output_name], {self.input_name: images.contiguous().numpy()}
+        )
         return torch.from_numpy(features)
 
 

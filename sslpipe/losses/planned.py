@@ -64,5 +64,5 @@ def planned_arguments(
         epoch=epoch,
     )
     if pairing is not None:
-        batch = pairing.describe(step, streams, batch, pairing.drawn(step, streams))
+        batch = pairing.describe(step, streams, batch, pairing.partners_of_step(step, streams))
     return batch.loss_arguments

@@ -75,16 +75,16 @@ def follow(slow: nn.Module, trained: nn.Module, momentum: float, *, buffers: boo
         momentum: Of this step.
         buffers: Move buffers of floats likewise, and take over the others; else they stay.
     """
-    own = dict(slow.named_buffers())
-    theirs: dict[str, Tensor] = dict(trained.named_parameters())
+    copies = dict(slow.named_buffers())
+    sources: dict[str, Tensor] = dict(trained.named_parameters())
     if buffers:
         for name, buffer in trained.named_buffers():
             if buffer.is_floating_point():
-                theirs[name] = buffer
+                sources[name] = buffer
             else:
-                own[name].copy_(buffer)
-    moved = [own[name] for name in theirs]
-    weights = list(theirs.values())
+                copies[name].copy_(buffer)
+    moved = [copies[name] for name in sources]
+    weights = list(sources.values())
     torch._foreach_lerp_(moved, weights, 1 - momentum)
 
 

@@ -50,7 +50,7 @@ def copy_weights(source: Backbone, target: Backbone, kind: str, what: str = "--i
             ours.load_state_dict(layers[0])
 
 
-def for_network(kind: str, network: nn.Module, given: Tensors) -> Tensors:
+def for_network(kind: str, network: nn.Module, tensors: Tensors) -> Tensors:
     """Rename and resize tensors as the architecture's own library does for other layouts."""
     family, _, architecture = kind.partition("/")
     if family == "timm":
@@ -60,27 +60,27 @@ def for_network(kind: str, network: nn.Module, given: Tensors) -> Tensors:
         names = ("checkpoint_filter_fn", "_filter_fn", "_filter_torchvision_pretrained")
         convert = next((getattr(module, name) for name in names if hasattr(module, name)), None)
         if convert is None:
-            return given
+            return tensors
         takes_model = len(inspect.signature(convert).parameters) > 1
         try:
-            converted = convert(dict(given), network) if takes_model else convert(dict(given))
+            converted = convert(dict(tensors), network) if takes_model else convert(dict(tensors))
         except Exception:  # it may rely on keys that this file has not: the keys will be named
-            return given
+            return tensors
         return {key: t for key, t in converted.items() if isinstance(t, Tensor)}
     # position tables: of torchvision (1, 1 + n n, D), of open_clip (1 + n n, D)
     key = {"torchvision": "encoder.pos_embedding", "open_clip": "positional_embedding"}.get(family)
-    own = network.state_dict().get(key or "")
-    table = given.get(key or "")
-    if key is None or own is None or table is None or table.shape == own.shape:
-        return given
-    if table.ndim != own.ndim or table.shape[-1] != own.shape[-1]:
-        return given
-    theirs = round((table.shape[-2] - 1) ** 0.5)
-    ours = round((own.shape[-2] - 1) ** 0.5)
-    if table.shape[-2] != 1 + theirs**2 or own.shape[-2] != 1 + ours**2:
-        return given
+    expected = network.state_dict().get(key or "")
+    table = tensors.get(key or "")
+    if key is None or expected is None or table is None or table.shape == expected.shape:
+        return tensors
+    if table.ndim != expected.ndim or table.shape[-1] != expected.shape[-1]:
+        return tensors
+    table_side = round((table.shape[-2] - 1) ** 0.5)
+    network_side = round((expected.shape[-2] - 1) ** 0.5)
+    if table.shape[-2] != 1 + table_side**2 or expected.shape[-2] != 1 + network_side**2:
+        return tensors
     from timm.layers import resample_abs_pos_embed
 
     rows = table.reshape(1, *table.shape[-2:])
-    resized = resample_abs_pos_embed(rows, [ours, ours], num_prefix_tokens=1)
-    return {**given, key: resized.reshape(own.shape)}
+    resized = resample_abs_pos_embed(rows, [network_side, network_side], num_prefix_tokens=1)
+    return {**tensors, key: resized.reshape(expected.shape)}

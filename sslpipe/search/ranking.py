@@ -248,7 +248,7 @@ def best_first(parts: Parts, ranked: Sequence[Ranked]) -> Parts:
     return tuple(sorted(parts, key=lambda name: places[name,]))
 
 
-def _identity(given: Mapping[str, Any]) -> Any:
+def _identity(ranked: Mapping[str, Any]) -> Any:
     """Add the rules to what is ranked, and write it as JSON has it."""
     rules = {"powers": POWERS, "unlabelled": UNLABELLED_POWER, "by": CHOSEN_BY}
-    return parse_object(json_text({**given, **rules}))
+    return parse_object(json_text({**ranked, **rules}))

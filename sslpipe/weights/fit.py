@@ -57,8 +57,8 @@ class Match:
     """A file's tensors beside a network's, in the spelling that fits best."""
 
     spelling: str  # "" for the network's own keys
-    given: Tensors  # with the network's keys where they fit; others as the file has them
-    own: Tensors  # of the network, without a learned pooling
+    stored: Tensors  # with the network's keys where they fit; others as the file has them
+    expected: Tensors  # of the network, without a learned pooling
     missing: list[str]  # keys of the network that the file lacks
     wrong: list[str]  # keys of both, of other shapes
     foreign: list[str]  # keys of the file that belong to a larger network
@@ -74,7 +74,7 @@ class Match:
         """How many tensors fit; a counter of BatchNorm is no fit."""
         misfits = {*self.missing, *self.wrong}
         return sum(
-            key not in misfits and not key.endswith("num_batches_tracked") for key in self.own
+            key not in misfits and not key.endswith("num_batches_tracked") for key in self.expected
         )
 
     @property
@@ -86,24 +86,28 @@ class Match:
 def match_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor]) -> Match:
     """Compare tensors with a backbone's network, of the kind `kind`; nothing is loaded."""
     network = backbone.network
-    own = {key: t for key, t in network.state_dict().items() if not is_pooling(key)}
-    named = {plain_key(key): key for key in own}
-    words = {_word(key) for key in own}
+    expected = {key: t for key, t in network.state_dict().items() if not is_pooling(key)}
+    named = {plain_key(key): key for key in expected}
+    words = {_word(key) for key in expected}
     best: Match | None = None
-    for spelling, given in _spellings(kind, network, tensors):
-        found = {named.get(key, key): tensor for key, tensor in given.items()}
-        found = _with_three_channels(own, found)
-        others = [key for key in found if key not in own]
+    for spelling, stored in _spellings(kind, network, tensors):
+        respelled = {named.get(key, key): tensor for key, tensor in stored.items()}
+        respelled = _with_three_channels(expected, respelled)
+        others = [key for key in respelled if key not in expected]
         foreign = [key for key in others if not is_leftover(key) and _is_inside(key, words)]
         if foreign:
             heads = _heads(kind, network)
             foreign = [key for key in foreign if key not in heads]
         match = Match(
             spelling=spelling,
-            given=found,
-            own=own,
-            missing=[key for key in own if key not in found],
-            wrong=[key for key in own if key in found and found[key].shape != own[key].shape],
+            stored=respelled,
+            expected=expected,
+            missing=[key for key in expected if key not in respelled],
+            wrong=[
+                key
+                for key in expected
+                if key in respelled and respelled[key].shape != expected[key].shape
+            ],
             foreign=foreign,
             left=[key for key in others if key not in foreign],
         )
@@ -130,33 +134,37 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
         WeightsError: Less than the whole backbone fits; nothing was loaded then.
     """
     match = match_tensors(backbone, kind, tensors)
-    given = match.given
-    own = match.own
+    stored = match.stored
+    expected = match.expected
     if not match.is_whole:
         _refuse_stem(backbone, match, what)
         parts = [f"it has no {_first(match.lacking)}"] if match.lacking else []
         for key in match.wrong[:1]:
-            parts.append(f"its {key} is {tuple(given[key].shape)}, not {tuple(own[key].shape)}")
+            parts.append(
+                f"its {key} is {tuple(stored[key].shape)}, not {tuple(expected[key].shape)}"
+            )
         parts += [f"the backbone has no {_first(match.foreign)}"] if match.foreign else []
-        counted = sum(not key.endswith("num_batches_tracked") for key in own)
+        counted = sum(not key.endswith("num_batches_tracked") for key in expected)
         said = f"{match.fitting} of {counted} tensors do; {'; '.join(parts)}"
         raise WeightsError(f"{what} does not fit {kind}: {said}")
-    for key in [key for key in own if key in given]:
-        if given[key].is_floating_point() != own[key].is_floating_point():
-            raise WeightsError(f"{what}: {key} is of type {given[key].dtype}, not {own[key].dtype}")
-        if not torch.isfinite(given[key]).all():
+    for key in [key for key in expected if key in stored]:
+        if stored[key].is_floating_point() != expected[key].is_floating_point():
+            raise WeightsError(
+                f"{what}: {key} is of type {stored[key].dtype}, not {expected[key].dtype}"
+            )
+        if not torch.isfinite(stored[key]).all():
             raise WeightsError(f"{what}: {key} has values that are not finite; it is damaged")
-        if key.endswith("running_var") and bool((given[key] < 0).any()):
+        if key.endswith("running_var") and bool((stored[key] < 0).any()):
             raise WeightsError(f"{what}: {key} has negative variances; it is damaged")
     network = backbone.network
-    network.load_state_dict({key: given[key] for key in own if key in given}, strict=False)
-    renamed = bool(given.keys() - tensors.keys())
-    dropped = [] if renamed else [key for key in tensors if key not in given]
+    network.load_state_dict({key: stored[key] for key in expected if key in stored}, strict=False)
+    renamed = bool(stored.keys() - tensors.keys())
+    dropped = [] if renamed else [key for key in tensors if key not in stored]
     return {
-        "loaded": len(own) - len(match.missing),
+        "loaded": len(expected) - len(match.missing),
         "missing": match.missing,
         "unexpected": [*match.left, *dropped],
-        "resized": [k for k in own if k in tensors and tensors[k].shape != own[k].shape],
+        "resized": [k for k in expected if k in tensors and tensors[k].shape != expected[k].shape],
     }
 
 
@@ -220,63 +228,65 @@ def _spellings(
     kind: str, network: nn.Module, tensors: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensors]]:
     """Read tensors in each spelling that a network is known in, the network's own first."""
-    given = {plain_key(key): tensor for key, tensor in tensors.items()}
-    yield "", given
-    own = network.state_dict()
-    joined = given
-    if not any(_CHUNKED.match(key) for key in own) and any(_CHUNKED.match(key) for key in given):
-        joined = _without_chunks(given)
+    stored = {plain_key(key): tensor for key, tensor in tensors.items()}
+    yield "", stored
+    expected = network.state_dict()
+    joined = stored
+    if not any(_CHUNKED.match(key) for key in expected) and any(
+        _CHUNKED.match(key) for key in stored
+    ):
+        joined = _without_chunks(stored)
         yield "blocks in chunks", joined
     numbers = {str(n): name for n, (name, _) in enumerate(network.named_children())}
-    if all(key.partition(".")[0] in numbers for key in given):
+    if all(key.partition(".")[0] in numbers for key in stored):
         renamed = {}
-        for key, tensor in given.items():
+        for key, tensor in stored.items():
             number, _, rest = key.partition(".")
             renamed[f"{numbers[number]}.{rest}"] = tensor
         yield "numbered modules", renamed
-    if "_conv_stem.weight" in given and len(given) >= len(own):
-        yield "EfficientNet-PyTorch", _of_efficientnet_pytorch(kind, own, given)
+    if "_conv_stem.weight" in stored and len(stored) >= len(expected):
+        yield "EfficientNet-PyTorch", _of_efficientnet_pytorch(kind, expected, stored)
     converted = for_network(kind, network, joined)
     if converted is not joined:
         yield "", converted
 
 
-def _without_chunks(given: Tensors) -> Tensors:
+def _without_chunks(stored: Tensors) -> Tensors:
     """Number blocks through that DINOv2 keeps in chunks, as blocks.CHUNK.BLOCK."""
-    found = {(int(m[1]), int(m[2])) for key in given if (m := _CHUNKED.match(key))}
+    found = {(int(m[1]), int(m[2])) for key in stored if (m := _CHUNKED.match(key))}
     places = {pair: place for place, pair in enumerate(sorted(found))}
 
     def joined(match: re.Match[str]) -> str:
         return f"blocks.{places[int(match[1]), int(match[2])]}."
 
-    return {_CHUNKED.sub(joined, key, count=1): tensor for key, tensor in given.items()}
+    return {_CHUNKED.sub(joined, key, count=1): tensor for key, tensor in stored.items()}
 
 
-def _of_efficientnet_pytorch(kind: str, own: Tensors, given: Tensors) -> Tensors:
+def _of_efficientnet_pytorch(kind: str, expected: Tensors, stored: Tensors) -> Tensors:
     """Give the tensors of EfficientNet-PyTorch timm's names: both have the same order.
 
     A tensor takes a name only where the last part of both names and the shapes are equal.
     """
-    whole = skeleton(kind).state_dict() if kind.startswith("timm/") else own
+    whole = skeleton(kind).state_dict() if kind.startswith("timm/") else expected
     renamed: Tensors = {}
-    if len(whole) != len(given):
-        return given
-    for (key, expected), (theirs, tensor) in zip(whole.items(), given.items(), strict=True):
+    if len(whole) != len(stored):
+        return stored
+    for (key, wanted), (file_key, tensor) in zip(whole.items(), stored.items(), strict=True):
         is_head = key.partition(".")[0] in HEADS  # of any number of classes
-        same_part = key.rpartition(".")[2] == theirs.rpartition(".")[2]
-        same = same_part and (is_head or tensor.shape == expected.shape)
-        renamed[key if same else theirs] = tensor
+        same_part = key.rpartition(".")[2] == file_key.rpartition(".")[2]
+        same = same_part and (is_head or tensor.shape == wanted.shape)
+        renamed[key if same else file_key] = tensor
     return renamed
 
 
-def _with_three_channels(own: Mapping[str, Tensor], given: Tensors) -> Tensors:
+def _with_three_channels(expected: Mapping[str, Tensor], stored: Tensors) -> Tensors:
     """Repeat a first convolution of grey images for RGB: the same output where R = G = B."""
-    adapted = dict(given)
-    for key, tensor in own.items():
-        theirs = given.get(key)
-        grey = theirs is not None and theirs.ndim == tensor.ndim == 4 and theirs.shape[1] == 1
-        if theirs is not None and grey and tensor.shape == (len(theirs), 3, *theirs.shape[2:]):
-            adapted[key] = theirs.repeat(1, 3, 1, 1) / 3  # (O, 1, H, W) -> (O, 3, H, W)
+    adapted = dict(stored)
+    for key, tensor in expected.items():
+        kernel = stored.get(key)
+        grey = kernel is not None and kernel.ndim == tensor.ndim == 4 and kernel.shape[1] == 1
+        if kernel is not None and grey and tensor.shape == (len(kernel), 3, *kernel.shape[2:]):
+            adapted[key] = kernel.repeat(1, 3, 1, 1) / 3  # (O, 1, H, W) -> (O, 3, H, W)
     return adapted
 
 
@@ -302,14 +312,14 @@ def _refuse_stem(backbone: Backbone, match: Match, what: str) -> None:
     """Raise WeightsError, with the remedy, where all that does not fit is a ResNet's stem."""
     if match.wrong != ["conv1.weight"] or backbone.stem is None:
         return
-    first = match.given["conv1.weight"]
-    ours = match.own["conv1.weight"]
+    first = match.stored["conv1.weight"]
+    ours = match.expected["conv1.weight"]
     if first.ndim == 4 and first.shape[2:] != ours.shape[2:]:
-        theirs = "imagenet" if first.shape[-1] == 7 else "small"
+        stem = "imagenet" if first.shape[-1] == 7 else "small"
         raise WeightsError(
             f"{what}: its first convolution is {first.shape[-1]}x{first.shape[-2]}, and the stem "
             f"{backbone.stem!r} of this backbone has {ours.shape[-1]}x{ours.shape[-2]}; set "
-            f"backbone.stem = {theirs!r}"
+            f"backbone.stem = {stem!r}"
         )
 
 
@@ -337,15 +347,15 @@ def torchvision_kind(tensors: Mapping[str, Tensor]) -> str | None:
     import torchvision
 
     models = torchvision.models
-    given = {key: t for key, t in tensors.items() if not key.endswith("num_batches_tracked")}
-    count = sum(t.numel() for key, t in given.items() if key.rpartition(".")[2] not in _UNCOUNTED)
+    stored = {key: t for key, t in tensors.items() if not key.endswith("num_batches_tracked")}
+    count = sum(t.numel() for key, t in stored.items() if key.rpartition(".")[2] not in _UNCOUNTED)
     for name in models.list_models(module=models):
         if not name.startswith(PREFIXES):
             continue
         if count not in {each.meta["num_params"] for each in models.get_model_weights(name)}:
             continue
-        own = skeleton(f"torchvision/{name}").state_dict()
-        shapes = {k: t.shape for k, t in own.items() if not k.endswith("num_batches_tracked")}
-        if shapes == {key: tensor.shape for key, tensor in given.items()}:
+        expected = skeleton(f"torchvision/{name}").state_dict()
+        shapes = {k: t.shape for k, t in expected.items() if not k.endswith("num_batches_tracked")}
+        if shapes == {key: tensor.shape for key, tensor in stored.items()}:
             return f"torchvision/{name}"
     return None

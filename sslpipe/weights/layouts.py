@@ -184,8 +184,8 @@ def classifier_of_torchvision(checkpoint: Checkpoint) -> str | None:
 
 def _same(one: Match, other: Match) -> bool:
     """Return whether two places hold the same weights."""
-    keys = [key for key in one.own if key in one.given and key in other.given]
-    return all(_equal(one.given[key], other.given[key]) for key in keys)
+    keys = [key for key in one.expected if key in one.stored and key in other.stored]
+    return all(_equal(one.stored[key], other.stored[key]) for key in keys)
 
 
 def _encoder(

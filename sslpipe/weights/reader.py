@@ -108,7 +108,7 @@ def read_weights(
     # the network, with its weights
     layout = _layout(config, encoder)
     stem = None if encoder is None else encoder.stem
-    respelled = tensors if encoder is None else encoder.match.given
+    respelled = tensors if encoder is None else encoder.match.stored
     try:
         backbone, wanted = _build(
             wanted, view.crop_px, respelled, stem=stem, fixed=component is not None
@@ -251,21 +251,21 @@ def _check_tag(source: Source, architecture: str, tag: str, config: dict[str, An
         )
 
 
-def _computing_as(wanted: SparseSettings, own: SparseSettings | None) -> SparseSettings:
+def _computing_as(wanted: SparseSettings, stated: SparseSettings | None) -> SparseSettings:
     """Add what the source's config says and no tensor shows: epsilons of norms and the like.
 
     What `wanted` says itself stays; networks of one module of timm take the same arguments.
     """
-    if own is None or own == wanted:
+    if stated is None or stated == wanted:
         return wanted
     import timm
 
-    kinds = [each.kind for each in (wanted, own) if each.kind.startswith("timm/")]
+    kinds = [each.kind for each in (wanted, stated) if each.kind.startswith("timm/")]
     known = [name for name in (k.removeprefix("timm/") for k in kinds) if timm.is_model(name)]
     if len(known) < 2 or len({timm.models.model_entrypoint(n).__module__ for n in known}) > 1:
         return wanted
-    theirs = {key: own.arguments[key] for key in _NOT_IN_TENSORS if key in own.arguments}
-    return backbone_settings(wanted.kind, {**theirs, **wanted.arguments})
+    arguments = {key: stated.arguments[key] for key in _NOT_IN_TENSORS if key in stated.arguments}
+    return backbone_settings(wanted.kind, {**arguments, **wanted.arguments})
 
 
 def own_size(component: SparseSettings) -> int:

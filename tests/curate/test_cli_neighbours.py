@@ -127,7 +127,7 @@ def test_the_command_writes_a_column_that_pairs_take(
     order = Order(split.starts, batch_size=12, num_streams=2, window=6, seed=0)
     pairing = plan_pairs(Pairs(positive=("neighbour_group",)), split, order)
     assert pairing is not None
-    own, shown_ids = order.ids(0, range(2))[1], pairing.drawn(0, range(2))
+    own, shown_ids = order.ids(0, range(2))[1], pairing.partners_of_step(0, range(2))
     assert shown_ids is not None
     of_id = dict(zip(rows.ids.tolist(), expected.tolist(), strict=True))
     for one, other in zip(own.tolist(), shown_ids.tolist(), strict=True):

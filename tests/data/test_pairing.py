@@ -229,7 +229,9 @@ def test_the_survey_counts_who_finds_whom_and_about_how_many_are_read_apart(inde
     found, outside, partners = pairing.survey(steps), 0, 0
     for step in steps:
         epoch, ids = order.ids(step, range(4))
-        for row, (own, other) in enumerate(zip(ids, pairing.drawn(step, range(4)), strict=True)):
+        for row, (own, other) in enumerate(
+            zip(ids, pairing.partners_of_step(step, range(4)), strict=True)
+        ):
             plan = order.epoch(epoch).stream(row // 4)
             position = step % order.steps_per_epoch * 4 + row % 4
             partners += own != other

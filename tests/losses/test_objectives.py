@@ -71,7 +71,7 @@ def test_one_group_of_whole_rows_is_the_only_mask_and_different_ids_are_none() -
     ids = torch.tensor([[0, 1], [1, 7], [2, 3], [4, 4]])
     masks = gather_anchors(z, ids, column[:, :, None]).masks
     assert masks is not None
-    assert (len(masks.keys), masks.own) == (1, None)
+    assert (len(masks.keys), masks.always) == (1, None)
     near = gather_anchors(z, ids).masks
     assert near is not None
     assert len(near.keys) == 3

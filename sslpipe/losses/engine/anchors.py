@@ -27,17 +27,17 @@ class Masks(NamedTuple):
     Args:
         keys: A pair with equal numbers in any of these is masked.
         kept: But one with equal numbers in these is not; None: all are.
-        own: And one with equal numbers in these is, whatever else; None: there are none.
+        always: And one with equal numbers in these is, whatever else; None: there are none.
     """
 
     keys: tuple[Keys, ...]
     kept: Keys | None = None
-    own: Keys | None = None
+    always: Keys | None = None
 
     @property
     def numbers(self) -> Tensor:
         """Return the first numbers of the columns."""
-        first = self.keys[0] if self.keys else self.own
+        first = self.keys[0] if self.keys else self.always
         assert first is not None
         return first[1]
 
@@ -48,7 +48,9 @@ class Masks(NamedTuple):
             return keys[0][rows].flatten(), keys[1][columns].flatten()
 
         return Masks(
-            tuple(map(some, self.keys)), self.kept and some(self.kept), self.own and some(self.own)
+            tuple(map(some, self.keys)),
+            self.kept and some(self.kept),
+            self.always and some(self.always),
         )
 
 
@@ -77,8 +79,8 @@ class MaskTiles:
         self.device = device
         self._keys = [self._blocks(keys) for keys in masks.keys]
         self._kept = None if masks.kept is None else self._blocks(masks.kept)
-        self._own = None if masks.own is None else self._blocks(masks.own)
-        self._rows, self._columns = (len(numbers) for numbers in masks.own or masks.keys[0])
+        self._always = None if masks.always is None else self._blocks(masks.always)
+        self._rows, self._columns = (len(numbers) for numbers in masks.always or masks.keys[0])
 
     def tile(self, i: int, j: int) -> Tensor | None:
         """Return which pairs of row block i and column block j are masked, bool; None: none is."""
@@ -88,8 +90,8 @@ class MaskTiles:
         if masked is not None and self._kept is not None:
             kept = _equal(self._kept[0][i], self._kept[1][j])
             masked = masked if kept is None else masked.logical_and_(kept.logical_not_())
-        if self._own is not None:
-            masked = _either(masked, _equal(self._own[0][i], self._own[1][j]))
+        if self._always is not None:
+            masked = _either(masked, _equal(self._always[0][i], self._always[1][j]))
         return masked
 
     def count(self) -> Tensor:
@@ -288,9 +290,9 @@ def _several_masks(
     if image is not None and image.dim() == 2:
         other = image.flip(1)  # what the other view of the row shows, which is the positive
         keys += [(other, image), (image, other)]
-    own = of_views(torch.arange(images))
+    always = of_views(torch.arange(images))
     kept = None if classes is None else (of_views(classes.class_index),) * 2
-    return Masks(tuple(keys), kept, (own, own))
+    return Masks(tuple(keys), kept, (always, always))
 
 
 def _count_unmasked(masks: Masks, counts: tuple[int, ...], device: torch.device) -> Tensor:
