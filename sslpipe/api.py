@@ -29,8 +29,8 @@ from sslpipe.recipe import Recipe, RunRecipe, load_recipe
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.checkpoint_files import damage_of, newest, read_state
 from sslpipe.run.console import say_last
+from sslpipe.run.contract import Plan
 from sslpipe.run.launcher import launched_processes
-from sslpipe.run.plan import Plan
 from sslpipe.run.recorded import check_run, load_recipe_or_run, report_file, start_of
 from sslpipe.run.records import plugins_of
 from sslpipe.run.stop import reported_refusal

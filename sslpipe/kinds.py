@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sslpipe.errors import RecipeError
 from sslpipe.registry.plugins import remember_version
-from sslpipe.run.plan import Plan
+from sslpipe.run.contract import Plan
 from sslpipe.satellites import entry_of, offered
 
 

@@ -36,7 +36,7 @@ from sslpipe.optim import parameter_groups
 from sslpipe.portable import sha256_of
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry.schema import refusals
-from sslpipe.run.plan import TrainingParts
+from sslpipe.run.contract import TrainingParts
 from sslpipe.run.throughput import step_flops
 
 Model = SimCLR | MomentumPair

@@ -43,10 +43,7 @@ from sslpipe.parts import (
 )
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.best import can_choose, nothing_to_choose_by
-from sslpipe.run.gradient_cache import micro_batch_rows
-from sslpipe.run.health import Alarms
-from sslpipe.run.launcher import check_streams
-from sslpipe.run.plan import (
+from sslpipe.run.contract import (
     Plan,
     backbone_is_slowed,
     judge,
@@ -54,6 +51,9 @@ from sslpipe.run.plan import (
     stem_does_not_fit,
     weights_replace_the_backbone,
 )
+from sslpipe.run.gradient_cache import micro_batch_rows
+from sslpipe.run.health import Alarms
+from sslpipe.run.launcher import check_streams
 
 LEAST_RANK_SHARE = 0.05  # (rank - 1) / (highest possible - 1) of embeddings: 0 in one direction
 ALARM_REMEDY = (

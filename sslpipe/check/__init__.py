@@ -11,7 +11,7 @@ from sslpipe.check.pretraining import check_pretraining
 from sslpipe.check.result import Check
 from sslpipe.kinds import kind_of
 from sslpipe.plan import Pretraining
-from sslpipe.run.plan import Plan
+from sslpipe.run.contract import Plan
 
 
 def check_plan(plan: Plan[Any]) -> Check:

@@ -23,8 +23,8 @@ from sslpipe.optim import describe_groups
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import RunRecipe
 from sslpipe.run.accelerator import check_precision, resolve_precision, training_device
+from sslpipe.run.contract import Plan
 from sslpipe.run.memory import Memory, Room, check_memory, memory_of_plan
-from sslpipe.run.plan import Plan
 
 _SPREAD = 128  # images that say how concentrated features are
 _LONG_ENOUGH_S = 0.1  # a measured step that takes this long is not grown further

@@ -8,7 +8,7 @@ from PIL import Image
 from sslpipe.augment.preview import preview_grid
 from sslpipe.augment.two_views import build_augment
 from sslpipe.plan import Pretraining
-from sslpipe.run.plan import Plan
+from sslpipe.run.contract import Plan
 from sslpipe.sharding.show import choose_ids
 
 

@@ -27,7 +27,7 @@ from sslpipe.models.tuning import (
 )
 from sslpipe.optim import parameter_groups
 from sslpipe.registry.schema import refusals
-from sslpipe.run.plan import TrainingParts
+from sslpipe.run.contract import TrainingParts
 
 
 @dataclass(frozen=True)

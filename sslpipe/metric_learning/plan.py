@@ -39,8 +39,7 @@ from sslpipe.metric_learning.sampling import PK_VERSION, BatchesDoNotFit, PKOrde
 from sslpipe.models.backbones import backbone_settings
 from sslpipe.recipe.base import RunConfig
 from sslpipe.run.best import can_choose, nothing_to_choose_by
-from sslpipe.run.health import Alarms
-from sslpipe.run.plan import (
+from sslpipe.run.contract import (
     Plan,
     backbone_is_slowed,
     judge,
@@ -48,6 +47,7 @@ from sslpipe.run.plan import (
     stem_does_not_fit,
     weights_replace_the_backbone,
 )
+from sslpipe.run.health import Alarms
 
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
 FEW_CLASSES = 32  # of a batch: each number up to it is tried, where they do not fit

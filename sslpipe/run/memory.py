@@ -20,7 +20,7 @@ from sslpipe.portable import free_memory_bytes, memory_is_short, resident_bytes,
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.run.accelerator import resolve_precision, training_device
-from sslpipe.run.plan import PartsT, Plan
+from sslpipe.run.contract import PartsT, Plan
 
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
 _LEAST_KEPT = 4  # times its views: what a first layer makes of them

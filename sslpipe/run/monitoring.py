@@ -10,10 +10,10 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.reader import Reader
 from sslpipe.evaluation.monitor import Watched
 from sslpipe.run.best import EMA, Best
+from sslpipe.run.contract import PartsT, Plan
 from sslpipe.run.directory import HeldDirectory
 from sslpipe.run.health import StartAlarm
 from sslpipe.run.log import read_metrics
-from sslpipe.run.plan import PartsT, Plan
 from sslpipe.run.reporter import Reporter
 
 

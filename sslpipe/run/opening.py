@@ -26,6 +26,7 @@ from sslpipe.run.accelerator import (
 )
 from sslpipe.run.best import Best
 from sslpipe.run.checkpoint import Checkpointer
+from sslpipe.run.contract import PartsT, Plan
 from sslpipe.run.directory import HeldDirectory, hold_directory
 from sslpipe.run.gradient_cache import GradientCache, PooledStatistics
 from sslpipe.run.guard import StepGuard
@@ -33,7 +34,6 @@ from sslpipe.run.health import Alarms
 from sslpipe.run.log import read_metrics
 from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.monitoring import Monitor
-from sslpipe.run.plan import PartsT, Plan
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.reporter import Reporter, RunLog
 from sslpipe.run.run import Run

@@ -20,13 +20,13 @@ from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import clip_gradient, lr_at, ramp_at, set_lr
 from sslpipe.run.accelerator import seed_torch
 from sslpipe.run.checkpoint import Checkpointer
+from sslpipe.run.contract import PartsT, Plan
 from sslpipe.run.directory import HeldDirectory
 from sslpipe.run.gradient_cache import GradientCache
 from sslpipe.run.guard import Decision, StepGuard
 from sslpipe.run.health import Alarms
 from sslpipe.run.log import is_due
 from sslpipe.run.monitoring import Monitor
-from sslpipe.run.plan import PartsT, Plan
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.reporter import Reporter
 from sslpipe.run.stop import FROM_A_KEYBOARD, StopRequest, note_stop, write_marker
