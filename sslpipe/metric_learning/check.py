@@ -13,7 +13,7 @@ from sslpipe.check.result import (
     straddle_warning,
     warmup_warning,
 )
-from sslpipe.metric_learning.plan import Finetuning
+from sslpipe.metric_learning.finetune_plan import Finetuning
 from sslpipe.models.tuning import count_parameters
 from sslpipe.run.best import watch_text
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sslpipe.kinds import RunKind
-from sslpipe.metric_learning.plan import Finetuning
+from sslpipe.metric_learning.finetune_plan import Finetuning
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 
 

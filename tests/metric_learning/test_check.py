@@ -12,7 +12,7 @@ from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.metric_learning.check import check_finetuning
-from sslpipe.metric_learning.plan import Finetuning
+from sslpipe.metric_learning.finetune_plan import Finetuning
 from sslpipe.models.backbones import Backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.run.log import read_metrics

@@ -16,8 +16,8 @@ from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.export.write import export_backbone
 from sslpipe.metric_learning import neighbours
 from sslpipe.metric_learning.classes import untrained_ids, validation_ids
+from sslpipe.metric_learning.finetune_plan import with_backbone
 from sslpipe.metric_learning.parts import build_task
-from sslpipe.metric_learning.plan import with_backbone
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.tuning import block_names
 from sslpipe.recipe import load_recipe
