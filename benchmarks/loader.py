@@ -101,8 +101,8 @@ def our_batches(folder: Path) -> Iterator[torch.Tensor]:
     from sslpipe.data.loader import batches
     from sslpipe.data.order import Order
     from sslpipe.distributed import Rank
-    from sslpipe.recipe.base import RunConfig
     from sslpipe.recipe.pretrain import Data
+    from sslpipe.recipe.sections import RunConfig
 
     split = load_index(folder / "shards").split("train")
     data = Data(batch_size=64, num_streams=8, shuffle_window=128, canvas_px=WIDTH)

@@ -17,7 +17,7 @@ from sslpipe.optim import (
     rate_warning,
     set_lr,
 )
-from sslpipe.recipe.base import Optim
+from sslpipe.recipe.sections import Optim
 
 
 def optim(kind: str = "lars", **settings: object) -> Optim:

@@ -9,8 +9,8 @@ from pydantic import Field, ValidationError
 import sslpipe
 from sslpipe import registry
 from sslpipe.errors import RecipeError, UserError
-from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.messages import explain_errors
+from sslpipe.recipe.sections import RunConfig
 from sslpipe.registry import Table, UnknownName, plugins
 from sslpipe.registry.part import Derived, Part
 from sslpipe.registry.schema import Kinds, KindSettings, Settings, refusals

@@ -14,7 +14,7 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import shown
-from sslpipe.recipe.base import LONGEST_SIDE_PX
+from sslpipe.recipe.sections import LONGEST_SIDE_PX
 from sslpipe.registry.schema import SparseSettings
 
 Crops = Literal["center", "flip", "five", "ten"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sslpipe.data.image_type import MOST_CHANNELS
 from sslpipe.errors import shown
-from sslpipe.recipe.base import LONGEST_SIDE_PX
+from sslpipe.recipe.sections import LONGEST_SIDE_PX
 
 _LEAST_STD = 1e-6
 _MOST_LEVEL = 1e3

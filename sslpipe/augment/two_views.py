@@ -29,7 +29,7 @@ from sslpipe.augment.triton_views import TritonPlan
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.pipeline import Batch
-from sslpipe.recipe.base import LONGEST_SIDE_PX, RunRecipe
+from sslpipe.recipe.sections import LONGEST_SIDE_PX, RunRecipe
 from sslpipe.registry import Table
 from sslpipe.registry.schema import SparseSettings, refusals
 

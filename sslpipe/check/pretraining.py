@@ -22,8 +22,8 @@ from sslpipe.errors import RecipeError
 from sslpipe.models.tuning import count_parameters
 from sslpipe.parts import Parts
 from sslpipe.plan import MOST_HELD_OUT, Pretraining
-from sslpipe.recipe.base import divisors
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.sections import divisors
 from sslpipe.run.best import watch_text
 from sslpipe.run.memory import Room, check_memory
 

@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sslpipe.data.index import PATH_COLUMN, DatasetIndex
-from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.reading import leaves
+from sslpipe.recipe.sections import RunRecipe
 from sslpipe.run.memory import Memory, gib
 
 MOST_NAMED = 6  # columns of a warning

@@ -19,8 +19,8 @@ from sslpipe.data.reader import Image, ImageStore, OnBad, Quarantined, Raw, Read
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.portable import free_memory_bytes
-from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pretrain import Data
+from sslpipe.recipe.sections import RunConfig
 
 T = TypeVar("T")
 Integers = NDArray[np.int64]

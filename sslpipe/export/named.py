@@ -13,7 +13,7 @@ from sslpipe.export.load import load_backbone
 from sslpipe.export.model import FrozenBackbone
 from sslpipe.export.start import KEPT, init_facts, with_channels
 from sslpipe.models.backbones import JOIN
-from sslpipe.recipe.base import RunRecipe, Weights
+from sslpipe.recipe.sections import RunRecipe, Weights
 from sslpipe.weights.source import parse_source
 
 LARGER = 1.5  # evaluated images than training views, tune.eval_crop_px = "auto"

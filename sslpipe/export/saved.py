@@ -12,8 +12,8 @@ from sslpipe.errors import UserError
 from sslpipe.files import Stored
 from sslpipe.models.backbones import Backbone, backbone_settings
 from sslpipe.models.state import module_sha256
-from sslpipe.recipe.base import BACKBONE, Pixels, Positive
 from sslpipe.recipe.pretrain import Projector
+from sslpipe.recipe.sections import BACKBONE, Pixels, Positive
 from sslpipe.registry.schema import Kinds, Settings, SparseSettings
 
 

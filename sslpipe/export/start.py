@@ -21,8 +21,8 @@ from sslpipe.export.saved import SavedBackbone, config_of
 from sslpipe.models.backbones import JOIN, RGB_CHANNELS, backbone_settings, build_backbone
 from sslpipe.models.channels import adapt_kernels, first_convolution
 from sslpipe.portable import explain_file_error
-from sslpipe.recipe.base import RunRecipe, Tune
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.sections import RunRecipe, Tune
 from sslpipe.registry.schema import SparseSettings
 from sslpipe.run.checkpoint_files import checkpoint_names
 

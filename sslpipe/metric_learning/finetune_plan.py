@@ -37,7 +37,7 @@ from sslpipe.metric_learning.parts import (
 from sslpipe.metric_learning.recipe import FinetuneRecipe, Sampler
 from sslpipe.metric_learning.sampling import PK_VERSION, BatchesDoNotFit, PKOrder
 from sslpipe.models.backbones import backbone_settings
-from sslpipe.recipe.base import RunConfig
+from sslpipe.recipe.sections import RunConfig
 from sslpipe.run.best import can_choose, nothing_to_choose_by
 from sslpipe.run.contract import (
     Plan,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from sslpipe.recipe.base import (
+from sslpipe.recipe.sections import (
     BACKBONE,
     Load,
     NonNegative,

@@ -27,7 +27,7 @@ from sslpipe.data.pipeline import BATCHES_AHEAD, CPU, Batch, Prepare, pipelined
 from sslpipe.data.reader import Image, ImageStore, OnBad, Raw, Reader
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.recipe.base import RunConfig
+from sslpipe.recipe.sections import RunConfig
 
 Integers = NDArray[np.int64]
 

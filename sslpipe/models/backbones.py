@@ -23,8 +23,8 @@ from sslpipe.models.pooling import set_pool
 from sslpipe.models.small_resnet import make_small_resnet
 from sslpipe.models.stems import Stem, StemSetting, set_stem
 from sslpipe.portable import memory_is_short
-from sslpipe.recipe.base import BACKBONE, Positive
 from sslpipe.recipe.messages import explain_errors
+from sslpipe.recipe.sections import BACKBONE, Positive
 from sslpipe.registry import Table
 from sslpipe.registry.schema import KindSettings, Settings, SparseSettings, refusals
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.pooling import is_pooling
-from sslpipe.recipe.base import RunRecipe, Tune
+from sslpipe.recipe.sections import RunRecipe, Tune
 
 PREFIX = "backbone.network."  # of the parameters of weights, in the models that runs train
 # children by which torchvision and timm hold a row of blocks

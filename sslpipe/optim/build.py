@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from sslpipe.optim.lars import LARS
-from sslpipe.recipe.base import Optim, Tune
+from sslpipe.recipe.sections import Optim, Tune
 
 ABSURD = 100  # times the usual rate
 _PUBLISHED = {  # optimizer -> rate for a batch of 256, and whose

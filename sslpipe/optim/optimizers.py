@@ -7,7 +7,7 @@ from pydantic import model_validator
 from torch.optim import SGD, AdamW, Optimizer
 
 from sslpipe.optim.lars import LARS, on_one_gpu
-from sslpipe.recipe.base import Beta, Optim, Rate
+from sslpipe.recipe.sections import Beta, Optim, Rate
 from sslpipe.registry import Table
 
 

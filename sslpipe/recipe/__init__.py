@@ -5,8 +5,8 @@ pretraining, whose settings stand in `pretrain`, or one that a satellite brings.
 share stands in `base`; `messages` says what a setting means and what is wrong with one.
 """
 
-from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.reading import is_finetune, load_recipe, parse_recipe, recipe_models
+from sslpipe.recipe.sections import RunRecipe
 
 __all__ = ["Recipe", "RunRecipe", "is_finetune", "load_recipe", "parse_recipe", "recipe_models"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sslpipe.errors import shown
-from sslpipe.recipe.base import RunRecipe
+from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import plugin_hint, versions
 
 # What changes no weight beyond the rounding by which devices differ.

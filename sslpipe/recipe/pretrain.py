@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sslpipe.errors import shown
-from sslpipe.recipe.base import BACKBONE, Load, NonNegative, Positive, RunData, RunRecipe, divisors
+from sslpipe.recipe.sections import (
+    BACKBONE,
+    Load,
+    NonNegative,
+    Positive,
+    RunData,
+    RunRecipe,
+    divisors,
+)
 from sslpipe.registry.schema import Kinds, KindSettings, Settings, SparseSettings
 
 _UNIT_US = {"us": 1, "ms": 1_000, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6}

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from sslpipe.errors import RecipeError, check_list, did_you_mean, shown
-from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.messages import explain_errors
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.sections import RunRecipe
 from sslpipe.satellites import gather
 
 RECORDED = "recipe.json"  # of a run directory

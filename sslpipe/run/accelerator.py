@@ -26,7 +26,7 @@ from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.sync_batchnorm import sync_batchnorm
 from sslpipe.portable import keep_freed_memory
 from sslpipe.random import hash_integers
-from sslpipe.recipe.base import RunRecipe
+from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import requested
 from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
 from sslpipe.run.records import write_description

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sslpipe.data.order import with_a_partner
 from sslpipe.distributed import broadcast_object
-from sslpipe.recipe.base import RunConfig, Weights
+from sslpipe.recipe.sections import RunConfig, Weights
 from sslpipe.run.checkpoint_files import BestEntry
 
 EMA = "ema_"  # before the names of an evaluation's numbers of averaged weights

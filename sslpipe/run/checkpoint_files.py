@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from sslpipe.errors import CheckpointError, UserError
 from sslpipe.files import Finite, Int64, Stored, read_json
 from sslpipe.portable import sha256_of
-from sslpipe.recipe.base import Weights
+from sslpipe.recipe.sections import Weights
 
 FILES = {"model.safetensors", "parts.pt", "state.json"}  # of a checkpoint, beside its manifest
 

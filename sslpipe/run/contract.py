@@ -21,8 +21,8 @@ from sslpipe.evaluation.monitor import Watched
 from sslpipe.models.stems import stem_warning
 from sslpipe.models.tuning import tune_warnings
 from sslpipe.optim import rate_warning
-from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.identity import run_identity
+from sslpipe.recipe.sections import RunRecipe
 from sslpipe.run.health import Alarms
 
 

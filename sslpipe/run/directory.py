@@ -7,7 +7,7 @@ from pathlib import Path
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.portable import lacks_memory
-from sslpipe.recipe.base import RunRecipe
+from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import describe_error, made_with
 from sslpipe.run.accelerator import deterministic_algorithms, start_processes, training_device
 from sslpipe.run.checkpoint_files import describe_newest

@@ -25,7 +25,7 @@ def launch_command(processes: int) -> str:
 def check_streams(streams: int, world: int) -> None:
     """Raise RecipeError where `world` processes cannot share data.num_streams evenly."""
     if streams % world:
-        from sslpipe.recipe.base import divisors  # pydantic: not before the launcher is watched
+        from sslpipe.recipe.sections import divisors  # pydantic: not before the launcher is watched
 
         valid = divisors(streams)[:20]
         raise RecipeError(

@@ -18,7 +18,7 @@ from sslpipe.models.backbones import Backbone
 from sslpipe.models.checkpointing import checkpoint_activations, checkpointed_blocks
 from sslpipe.portable import free_memory_bytes, memory_is_short, resident_bytes, total_memory_bytes
 from sslpipe.precision import AUTOCAST
-from sslpipe.recipe.base import RunRecipe
+from sslpipe.recipe.sections import RunRecipe
 from sslpipe.run.accelerator import resolve_precision, training_device
 from sslpipe.run.contract import PartsT, Plan
 

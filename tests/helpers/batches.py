@@ -8,8 +8,8 @@ from sslpipe.data.loader import batches
 from sslpipe.data.order import Order, held_out
 from sslpipe.data.pairing import plan_pairs
 from sslpipe.distributed import Rank
-from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pretrain import Data
+from sslpipe.recipe.sections import RunConfig
 
 FIELDS = ("images", "sizes", "labels", "ids", "source_ids")
 

@@ -17,7 +17,7 @@ from sslpipe.models.tuning import (
 )
 from sslpipe.optim import OPTIMIZERS, build_optimizer, ramp_at, set_lr
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Tune
+from sslpipe.recipe.sections import Tune
 from tests.helpers.runs import ROOT, assert_same_weights
 
 

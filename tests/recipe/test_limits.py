@@ -6,7 +6,7 @@ import pytest
 
 from sslpipe.errors import RecipeError, UserError, one_line, shown
 from sslpipe.recipe import load_recipe, parse_recipe
-from sslpipe.recipe.base import divisors
+from sslpipe.recipe.sections import divisors
 from tests.helpers import finetunes, runs
 
 SLOWEST_S = 60.0  # without the limits minutes, or for ever
