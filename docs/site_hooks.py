@@ -57,7 +57,7 @@ MORE = (  # what public names return or are built on
     "sslpipe.losses.base.InBatchLoss",
     "sslpipe.evaluation.result.Result",
     "sslpipe.evaluation.embed.Embeddings",
-    "sslpipe.metric_learning.losses.base.MetricLoss",
+    "sslpipe.metric_learning.losses.metric_loss.MetricLoss",
     "sslpipe.metric_learning.heads.head.Head",
     "sslpipe.search.gallery.Gallery",
     "sslpipe.errors",

@@ -28,7 +28,7 @@ import sslpipe
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata
-from sslpipe.evaluation.suite import run_suite
+from sslpipe.evaluation.table import run_suite
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
 from sslpipe.files import append_lines

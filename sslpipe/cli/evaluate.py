@@ -129,12 +129,12 @@ def suite(
     check_split(split)
     index = open_data(data)
 
-    from sslpipe.cli import suite as work
+    from sslpipe.cli import suite_output
     from sslpipe.cli.inputs import start
     from sslpipe.report.suite import suite as measure
 
     start(embedding.device, "suite")
-    with work.stoppable(out):
+    with suite_output.stoppable(out):
         report = measure(
             model,
             index,
@@ -152,6 +152,6 @@ def suite(
             progress=progress,
             on_bad=report_bad,
         )
-        work.print_report(report, out)
+        suite_output.print_report(report, out)
     if (Path(model) / "recipe.json").is_file():
         say_next(["report", model, "--data", data])

@@ -44,7 +44,7 @@ def report(
     index = None if data is None else open_data(data)
 
     from sslpipe.api import write_report
-    from sslpipe.cli.suite import print_suite
+    from sslpipe.cli.suite_output import print_suite
     from sslpipe.report.run import read_run
 
     with working("report") as stage:

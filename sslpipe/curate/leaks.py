@@ -16,7 +16,7 @@ from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
-from sslpipe.evaluation.suite import Leaks
+from sslpipe.evaluation.table import Leaks
 
 Pair = tuple[Embeddings, Embeddings]
 Integers = NDArray[np.int64]

@@ -10,7 +10,7 @@ from sslpipe.distributed import all_gather_rows
 from sslpipe.errors import RecipeError
 from sslpipe.losses.engine.queue import enqueue
 from sslpipe.metric_learning.heads.head import Head
-from sslpipe.metric_learning.losses.base import MetricLoss
+from sslpipe.metric_learning.losses.metric_loss import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import LabelCounts, References
 from sslpipe.models.backbones import Backbone
 

@@ -2,7 +2,7 @@
 
 `reading` takes TOML and overrides, and decides by a recipe's sections which kind it is: a
 pretraining, whose settings stand in `pretrain`, or one that a satellite brings. What all kinds
-share stands in `base`; `messages` says what a setting means and what is wrong with one.
+share stands in `sections`; `messages` says what a setting means and what is wrong with one.
 """
 
 from sslpipe.recipe.pretrain import Recipe

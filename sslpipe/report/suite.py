@@ -1,7 +1,7 @@
 """Measure a backbone beside its start, others, pixels and random weights: an eval.json.
 
 For `sslpipe.suite` and the command: what is loaded, embedded and compared; the numbers are of
-`evaluation.suite`.
+`evaluation.table`.
 """
 
 import copy
@@ -32,8 +32,8 @@ from sslpipe.evaluation.features import (
     saved_embeddings,
 )
 from sslpipe.evaluation.protocols import Pair
-from sslpipe.evaluation.suite import Leaks, check_labelled, run_suite
 from sslpipe.evaluation.suite_file import check_split, features_name, own_name
+from sslpipe.evaluation.table import Leaks, check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone, weights_text
 from sslpipe.files import json_text, parse_object, write_json

@@ -22,7 +22,7 @@ from sslpipe.cli import embed as embed_tool
 from sslpipe.cli import evaluate as evaluate_tool
 from sslpipe.cli import export as export_tool
 from sslpipe.cli import report as report_tool
-from sslpipe.cli import suite as suite_tool
+from sslpipe.cli import suite_output
 from sslpipe.cli.app import run as run_program
 from sslpipe.cli.evaluations import print_results
 from sslpipe.data.index import load_index
@@ -233,7 +233,7 @@ def test_suite_prints_an_unfinished_run_first_and_marks_a_fit_that_did_not_conve
     report = {"verdict": "Better than nothing.", "columns": columns, "left_out": []}
 
     def printed(facts, *rows):
-        suite_tool.print_report({**report, "facts": facts, "rows": rows}, Path("eval.json"))
+        suite_output.print_report({**report, "facts": facts, "rows": rows}, Path("eval.json"))
         return capsys.readouterr().out
 
     said = "Evaluated at step 27 of 40, unfinished: the train command resumes it.\nkNN accuracy"

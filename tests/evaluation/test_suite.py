@@ -8,17 +8,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from sslpipe.cli.suite import suite_table
+from sslpipe.cli.suite_output import suite_table
 from sslpipe.errors import DataError
-from sslpipe.evaluation import protocols, suite
+from sslpipe.evaluation import protocols, table
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.flatten import choose_power
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.retrieval import retrieval
-from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.suite_file import check_report, content_sha256
+from sslpipe.evaluation.table import run_suite
 from sslpipe.evaluation.verdict import leakage_sentence
 from sslpipe.evaluation.verification import verification
 from sslpipe.evaluation.whiten import whiten
@@ -282,8 +282,8 @@ def test_an_interrupted_suite_keeps_what_is_measured(report, when, monkeypatch):
         return noise
 
     if when == "compared":
-        once = iter([interrupt, suite.compare_all])
-        monkeypatch.setattr(suite, "compare_all", lambda *a, **named: next(once)(*a, **named))
+        once = iter([interrupt, table.compare_all])
+        monkeypatch.setattr(table, "compare_all", lambda *a, **named: next(once)(*a, **named))
     sets = {"ssl": ssl, "noise": embedded}
     stopped = run_suite(sets, {"data": "made up"}, say=said.append)
     if when == "compared":  # all is measured, and the answers are given

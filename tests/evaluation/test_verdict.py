@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from sslpipe.cli.suite import suite_table
+from sslpipe.cli.suite_output import suite_table
 from sslpipe.evaluation.difference import paired_top1
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.intervals import wilson95
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.label_free import uniformity
 from sslpipe.evaluation.result import Result
-from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.suite_file import check_report
+from sslpipe.evaluation.table import run_suite
 from sslpipe.evaluation.verdict import (
     Scores,
     against_sentences,

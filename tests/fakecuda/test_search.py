@@ -70,7 +70,7 @@ def test_two_gpus_with_half_of_the_bank_each_find_the_neighbours_of_the_cpu():
 def _numbers(data: Path) -> list[list[float]]:
     """Of the suite, on the CPU and on "cuda"."""
     from sslpipe.evaluation.embed import embed
-    from sslpipe.evaluation.suite import run_suite
+    from sslpipe.evaluation.table import run_suite
 
     index, found = load_index(data), []
     splits = index.split("train"), index.split("test")

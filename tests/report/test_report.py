@@ -19,7 +19,7 @@ from PIL import Image
 
 import sslpipe.api
 import sslpipe.pretrain
-from sslpipe.cli.suite import against_table
+from sslpipe.cli.suite_output import against_table
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.advice import advise

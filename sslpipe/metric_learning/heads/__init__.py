@@ -4,7 +4,7 @@ For fine-tuning recipes (`loss.kind` may be a name of HEADS) and for notebooks:
 `ArcFace(num_classes=10, dim=128)(embeddings, labels)`. They compare rows with weights, so `ref` and
 `miner` mean nothing to them. Their weights are trained with the model, their state lies in buffers,
 and an export leaves them out. Start with `margin_softmax.MarginSoftmax`; `proxies` has the other
-heads. A new head is a class on `base.Head` and a line below.
+heads. A new head is a class on `head.Head` and a line below.
 """
 
 from sslpipe.metric_learning.heads.head import Head

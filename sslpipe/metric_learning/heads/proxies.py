@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows, current_rank, gather_with_grad, global_mean
 from sslpipe.metric_learning.heads.head import Head, row_mean
-from sslpipe.metric_learning.losses.base import AboveZero
+from sslpipe.metric_learning.losses.metric_loss import AboveZero
 from sslpipe.metric_learning.losses.pairwise import unit
 from sslpipe.precision import wide_dtype
 

@@ -2,16 +2,16 @@
 
 For fine-tuning recipes (`loss.kind` is a name of METRIC_LOSSES) and for notebooks:
 `TripletLoss(margin=0.2)(embeddings, labels)`. Those with weights of their own take num_classes and
-dim, as heads do. Start with `base.MetricLoss`, then `pairwise`, which says who is compared with
-whom; a new loss is a class with its settings as fields, `row_terms`, and a line below.
+dim, as heads do. Start with `metric_loss.MetricLoss`, then `pairwise`, which says who is compared
+with whom; a new loss is a class with its settings as fields, `row_terms`, and a line below.
 """
 
-from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.clusters import (
     HardClusterLoss,
     HierarchicalTripletLoss,
     MagnetLoss,
 )
+from sslpipe.metric_learning.losses.metric_loss import MetricLoss
 from sslpipe.metric_learning.losses.multi_label import MultiLabelCircleLoss
 from sslpipe.metric_learning.losses.pair import (
     ChopraLoss,

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from sslpipe.metric_learning.losses.base import MetricLoss, NumClasses
+from sslpipe.metric_learning.losses.metric_loss import MetricLoss, NumClasses
 from sslpipe.metric_learning.losses.pairwise import (
     NEVER,
     LabelledRows,

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sslpipe.distributed import global_mean
-from sslpipe.metric_learning.losses.base import AboveZero
+from sslpipe.metric_learning.losses.metric_loss import AboveZero
 from sslpipe.metric_learning.losses.pairwise import NEVER
 from sslpipe.registry.part import Part
 

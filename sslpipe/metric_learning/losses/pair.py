@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sslpipe.metric_learning.losses.base import AboveZero, MetricLoss, NumClasses
+from sslpipe.metric_learning.losses.metric_loss import AboveZero, MetricLoss, NumClasses
 from sslpipe.metric_learning.losses.pairwise import (
     LabelledRows,
     Pairs,

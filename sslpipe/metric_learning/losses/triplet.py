@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sslpipe.metric_learning.losses.base import MetricLoss, NumClasses, Reduction
+from sslpipe.metric_learning.losses.metric_loss import MetricLoss, NumClasses, Reduction
 from sslpipe.metric_learning.losses.pairwise import (
     Distance,
     LabelledRows,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sslpipe.distributed import gather_with_grad, global_sum
-from sslpipe.metric_learning.losses.base import AboveZero, MetricLoss
+from sslpipe.metric_learning.losses.metric_loss import AboveZero, MetricLoss
 from sslpipe.metric_learning.losses.pairwise import (
     NEVER,
     LabelledRows,

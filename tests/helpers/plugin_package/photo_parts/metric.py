@@ -5,7 +5,7 @@ from torch import nn
 
 from sslpipe.metric_learning.heads import Head
 from sslpipe.metric_learning.heads.head import row_mean
-from sslpipe.metric_learning.losses.base import MetricLoss
+from sslpipe.metric_learning.losses.metric_loss import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import per_pair
 from sslpipe.metric_learning.miners import Miner
 
