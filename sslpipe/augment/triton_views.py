@@ -122,7 +122,9 @@ def make_views(images: Tensor, plan: TritonPlan, mean: Tensor, std: Tensor, view
     device = images.device if images.is_cuda else -1
     with torch.cuda.device(device):  # Triton launches on the current one; -1: on no other
         for part, tables in zip(plan.parts, plan.tables, strict=True):
-            _make_part(images, plan, tables, mean, std, views[part])
+            _make_part(
+                images=images, plan=plan, tables=tables, mean=mean, std=std, views=views[part]
+            )
 
 
 def _make_part(

@@ -467,7 +467,14 @@ class TwoViews(nn.Module):
             raise ValueError(f"ids has shape {tuple(numbers.shape)}; give {len(canvas)} integers")
         self.views.to(canvas.device)
         params = draws(seed, epoch, numbers, sizes, self.views.specs)
-        batch = Batch(canvas, sizes, torch.full_like(numbers, -1), numbers, numbers, epoch)
+        batch = Batch(
+            images=canvas,
+            sizes=sizes,
+            labels=torch.full_like(numbers, -1),
+            ids=numbers,
+            source_ids=numbers,
+            epoch=epoch,
+        )
         first, second = self.views(batch, params).chunk(2)
         return first, second
 

@@ -70,7 +70,14 @@ def far_from_all(rows: Embeddings, *, neighbours: int = 10, z: float = 3.5) -> l
     far = np.flatnonzero(distances > limit)
     far = far[np.argsort(-distances[far], kind="stable")]
     return [
-        Outlier(int(ids[row]), "", NO_NEIGHBOUR, float(distances[row]), limit, detail)
+        Outlier(
+            id=int(ids[row]),
+            key="",
+            reason=NO_NEIGHBOUR,
+            value=float(distances[row]),
+            limit=limit,
+            detail=detail,
+        )
         for row in far.tolist()
     ]
 
@@ -126,7 +133,14 @@ def bad_pictures(
         width, height = header_size(raw.image)  # before any rotation: no measure tells them apart
         found = measure(pixels, height, width)
         return [
-            Outlier(sample_id, raw.key, reason, found[reason], limit, says)
+            Outlier(
+                id=sample_id,
+                key=raw.key,
+                reason=reason,
+                value=found[reason],
+                limit=limit,
+                detail=says,
+            )
             for reason, limit, says in listed
             if found[reason] < limit
         ]
@@ -138,7 +152,13 @@ def bad_pictures(
     order = [reason for reason, *_ in listed]
     doubted.sort(key=lambda one: (order.index(one.reason), -abs(one.value - one.limit), one.id))
     nan = float("nan")
-    found = [*(Outlier(b.id, b.key, UNREADABLE, nan, nan, b.reason) for b in sorted(bad)), *doubted]
+    found = [
+        *(
+            Outlier(id=b.id, key=b.key, reason=UNREADABLE, value=nan, limit=nan, detail=b.reason)
+            for b in sorted(bad)
+        ),
+        *doubted,
+    ]
     names = split.names_of([one.id for one in found])
     if names is None:
         return found

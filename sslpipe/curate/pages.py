@@ -78,15 +78,15 @@ def cluster_page(split: Split, rows: Embeddings, clusters: Clusters, seed: int =
     at = np.searchsorted(some, clusters.central[: len(table)])  # the largest cluster's first
     kept = {int(row): int(ids[some[row]]) for row in at[apart(places[at])]}
     uris = {row: pictures[sample] for row, sample in kept.items() if sample in pictures}
+    share = 100 * pca.explained_variance_ratio_.sum()
     chart = scatter(
-        f"PCA of features of length 1, {100 * pca.explained_variance_ratio_.sum():.0f} % of their "
-        f"variance; {len(some):,} dots.",
-        f"PCA of {len(some):,} samples of {split.name}, coloured by cluster",
-        places,
-        clusters.of_row[some],
-        [f"cluster {k}" for k in range(count)],
-        uris,
-        uris,
+        title=f"PCA of features of length 1, {share:.0f} % of their variance; {len(some):,} dots.",
+        alt=f"PCA of {len(some):,} samples of {split.name}, coloured by cluster",
+        places=places,
+        labels=clusters.of_row[some],
+        names=[f"cluster {k}" for k in range(count)],
+        hovered=uris,
+        pictures=uris,
     )
     more = f" The {len(table)} largest are shown." if len(table) < count else ""
     text = (

@@ -64,7 +64,7 @@ class StreamReader:
         plan = order.epoch(epoch).stream(self._number)
         share = order.batch_size // order.num_streams
         begin = within * share
-        taken = Taken([], [], plan, begin, partners, [])
+        taken = Taken(ids=[], raws=[], plan=plan, begin=begin, partners=partners, partner_raws=[])
         for window, own in plan.pieces(begin, begin + share):
             for sample_id in plan.window_ids(window)[own].tolist():
                 partner = sample_id if partners is None else partners[len(taken.ids)]
@@ -131,7 +131,14 @@ def batches(
     has_partners = pairing is not None and pairing.partners is not None
     stages = _resident if run.cache == "device" else _streamed
     read, decode_part, make = stages(
-        split, order, data, run, streams, device, on_bad, draw_partners if has_partners else None
+        split=split,
+        order=order,
+        data=data,
+        run=run,
+        streams=streams,
+        device=device,
+        on_bad=on_bad,
+        draw_partners=draw_partners if has_partners else None,
     )
 
     def finish(step: int, parts: list[Any]) -> Batch:
@@ -142,7 +149,13 @@ def batches(
 
     steps = iter(count(first_step))
     yield from pipelined(
-        steps, read, decode_part, finish, run.num_workers, device, ahead=BATCHES_AHEAD
+        items=steps,
+        read=read,
+        decode_part=decode_part,
+        collate_parts=finish,
+        num_workers=run.num_workers,
+        device=device,
+        ahead=BATCHES_AHEAD,
     )
 
 
@@ -319,7 +332,14 @@ def collate(
         canvas[h:], canvas[:h, w:] = 0, 0
     arrays = sizes, split.labels_of(sources), ids, sources
     sides, labels, positions, read = map(torch.from_numpy, arrays)
-    return Batch(images.permute(0, 3, 1, 2), sides, labels, positions, read, epoch)
+    return Batch(
+        images=images.permute(0, 3, 1, 2),
+        sizes=sides,
+        labels=labels,
+        ids=positions,
+        source_ids=read,
+        epoch=epoch,
+    )
 
 
 # run.cache = "device"
@@ -369,7 +389,9 @@ def _resident(
         rows = torch.from_numpy(place[np.append(sources, partners)])
         selected = images.index_select(0, send([rows], device)[0]).permute(0, 3, 1, 2)
         labels, own, read = map(torch.from_numpy, (split.labels_of(sources), ids, sources))
-        return Batch(selected, sizes[rows], labels, own, read, epoch), shown
+        return Batch(
+            images=selected, sizes=sizes[rows], labels=labels, ids=own, source_ids=read, epoch=epoch
+        ), shown
 
     return lambda step: [], lambda part: part, make
 

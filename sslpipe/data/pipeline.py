@@ -97,7 +97,16 @@ class Batch(NamedTuple):
         parts = zip(self[:5], wanted, strict=True)
         kept, sizes, *rest = [part[send([rows], part.device)[0]] for part, rows in parts]
         plan = self.plan and self.plan.rows(index)
-        return Batch(kept, sizes, rest[0], rest[1], rest[2], self.epoch, plan, pairs)
+        return Batch(
+            images=kept,
+            sizes=sizes,
+            labels=rest[0],
+            ids=rest[1],
+            source_ids=rest[2],
+            epoch=self.epoch,
+            plan=plan,
+            pairs=pairs,
+        )
 
 
 Prepare = Callable[[int, Batch], Batch]  # of a global step's batch, in the thread that collates

@@ -68,6 +68,14 @@ def clusters(bank: Embeddings, queries: Embeddings, *, seed: int = 0) -> list[Re
         half = 1.96 * float(np.std(values, ddof=1)) / STARTS**0.5
         ends = (value - half, value + half)
         results.append(
-            Result(protocol, metric, value, ends, len(labels), 0, details={"starts": values})
+            Result(
+                protocol=protocol,
+                metric=metric,
+                value=value,
+                interval95=ends,
+                queries=len(labels),
+                bank=0,
+                details={"starts": values},
+            )
         )
     return results

@@ -53,7 +53,7 @@ def linear_probe(
     Raises:
         DataError: There are more than MOST_PARAMETERS parameters, or a class has a single row.
     """
-    return _probe("C", train, test, grid, holdout, seed)
+    return _probe(name="C", train=train, test=test, grid=grid, holdout=holdout, seed=seed)
 
 
 def ridge_probe(
@@ -79,7 +79,7 @@ def ridge_probe(
     Returns:
         details: as the logistic probe's, with `penalty` for C.
     """
-    return _probe("penalty", train, test, grid, holdout, seed)
+    return _probe(name="penalty", train=train, test=test, grid=grid, holdout=holdout, seed=seed)
 
 
 def _probe(

@@ -89,7 +89,17 @@ def nearest(
         rows = bank[part] if units else fixed_point_units(bank[part].to(device))
         for some in _tiles(len(queries), PROPOSED_NUMBERS // (k + SPARE)):
             own = None if hidden is None else (hidden[0][part].to(device), hidden[1][some])
-            found.put(some, _with_part(found.of(some), rows, start, asked[some], own, search))
+            found.put(
+                some,
+                _with_part(
+                    found=found.of(some),
+                    bank=rows,
+                    first=start,
+                    queries=asked[some],
+                    hidden=own,
+                    search=search,
+                ),
+            )
     if process.world_size > 1:
         indices = all_gather_rows(found.indices[None])  # (processes, Q, k)
         similarities = all_gather_rows(found.similarities[None])

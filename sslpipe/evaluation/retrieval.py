@@ -104,7 +104,16 @@ def summary(scores: PerQuery, protocol: str, *, bank: int = 0) -> list[Result]:
     protocol += f" interval={over}"
     columns = zip(scores.names, values.mean(axis=0), intervals, values.T, strict=True)
     return [
-        Result(protocol, name, float(mean), interval, len(values), bank, details, scores=each)
+        Result(
+            protocol=protocol,
+            metric=name,
+            value=float(mean),
+            interval95=interval,
+            queries=len(values),
+            bank=bank,
+            details=details,
+            scores=each,
+        )
         for name, mean, interval, each in columns
     ]
 

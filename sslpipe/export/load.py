@@ -272,7 +272,13 @@ def load_run(
     if (run_dir / "eval.json").exists():
         metadata |= _evaluation(run_dir / "eval.json", module_sha256(backbone))
     return freeze(
-        backbone, recipe.backbone, view, metadata, projector, projector_config, data.image
+        backbone=backbone,
+        component=recipe.backbone,
+        view=view,
+        metadata=metadata,
+        projector=projector,
+        projector_config=projector_config,
+        image=data.image,
     )
 
 

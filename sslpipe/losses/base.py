@@ -195,7 +195,14 @@ class InBatchLoss(ContrastiveObjective):
         self._masked_pairs = anchors.masked_pairs
         self._last_negatives = anchors.mean_negatives
         self.check_negatives(anchors.images)
-        return contrast(z_a, z_b, anchors, self.row_loss, self.engine, self.derivatives)
+        return contrast(
+            z_a=z_a,
+            z_b=z_b,
+            anchors=anchors,
+            row_loss=self.row_loss,
+            engine=self.engine,
+            derivatives=self.derivatives,
+        )
 
     def negatives_per_anchor(self, batch_size: int) -> int:
         """Return 2N - 2, which holds where nothing is masked."""

@@ -357,7 +357,15 @@ def pk_batches(
     steps = iter(count(first_step))
     # neighbours plan an epoch ahead, and know nothing of the one after it
     ahead = min(BATCHES_AHEAD, order.steps_per_epoch)
-    yield from pipelined(steps, held.take, decoded, batch, run.num_workers, device, ahead=ahead)
+    yield from pipelined(
+        items=steps,
+        read=held.take,
+        decode_part=decoded,
+        collate_parts=batch,
+        num_workers=run.num_workers,
+        device=device,
+        ahead=ahead,
+    )
 
 
 class _ReadAhead:

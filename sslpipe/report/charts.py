@@ -281,7 +281,11 @@ def few_shot_chart(evaluation: Tree) -> Markup:
         # side by side, so that no interval hides another
         x = 10 ** (0.012 * (len(series) - 2.5)) * np.array([n for n, _ in own])
         colour = colours[line.features]
-        series.append(Series(line.title, x, y, colour, low, high, dashed=line.whitened))
+        series.append(
+            Series(
+                name=line.title, x=x, y=y, colour=colour, low=low, high=high, dashed=line.whitened
+            )
+        )
     if not series:
         return Markup()
     return line_chart(

@@ -119,7 +119,14 @@ def suite(
     check_split(split)
     check_list(against, "against")
     target = pick_device(device, f"device = {device!r}")
-    embedding = Embedding(batch_size, num_workers, target, say, progress, on_bad)
+    embedding = Embedding(
+        batch_size=batch_size,
+        num_workers=num_workers,
+        device=target,
+        say=say,
+        progress=progress,
+        on_bad=on_bad,
+    )
     index = load_index(data)
     folder = Path(model) if isinstance(model, str | Path) else None
     compared = [str(as_path(source, "against")) for source in against]

@@ -170,7 +170,11 @@ class StepGuard:
         if values.is_cuda:
             values = values.to("cpu", non_blocking=True)  # into pinned memory
             copied = torch.cuda.current_stream().record_event()
-        self._unread.append(_Record(step, epoch, ids, source_ids, values, copied))
+        self._unread.append(
+            _Record(
+                step=step, epoch=epoch, ids=ids, source_ids=source_ids, values=values, copied=copied
+            )
+        )
         self._read(keep=int(self.on_device))
 
     def settle(self) -> None:

@@ -104,7 +104,15 @@ def read_weights(
     tensors = nearest(checkpoint, sketch, wanted.kind) if encoder is None else encoder.tensors
     check_tensors(tensors, what)
     # images as it knows them
-    view, more = _view(source, crop_px, theirs, tag, is_plain, config, sha256)
+    view, more = _view(
+        source=source,
+        crop_px=crop_px,
+        component=theirs,
+        tag=tag,
+        is_plain=is_plain,
+        config=config,
+        sha256=sha256,
+    )
     # the network, with its weights
     layout = _layout(config, encoder)
     stem = None if encoder is None else encoder.stem

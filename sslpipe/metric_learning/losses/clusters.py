@@ -129,7 +129,14 @@ class HardClusterLoss(MetricLoss):
         member = (
             groups.column_group == torch.arange(len(groups.means), device=to_means.device)[:, None]
         )
-        between = LabelledRows(groups.means, groups.means, groups.labels, groups.labels, 0, 0)
+        between = LabelledRows(
+            anchors=groups.means,
+            columns=groups.means,
+            labels=groups.labels,
+            column_labels=groups.labels,
+            first=0,
+            references=0,
+        )
         apart = between.distances("euclidean").clone().fill_diagonal_(torch.inf)
         mine = slice(batch.first, batch.first + len(batch.labels))
         first = (occurrence(batch.column_labels)[mine] == 0) & (batch.labels >= 0)

@@ -185,7 +185,14 @@ def compare(
         columns = torch.cat([columns, ref.embeddings.detach().to(columns.dtype)])
         column_labels = torch.cat([column_labels, ref.labels])
     first = sum(counts[:rank])
-    batch = LabelledRows(embeddings, columns, labels, column_labels, first, references)
+    batch = LabelledRows(
+        anchors=embeddings,
+        columns=columns,
+        labels=labels,
+        column_labels=column_labels,
+        first=first,
+        references=references,
+    )
 
     positive = labels[:, None] == column_labels
     negative = ~positive

@@ -375,7 +375,9 @@ class _NegativesOfPairs(torch.autograd.Function):
         ctx.negative = negative
         out = s.new_empty(slots.columns.shape)
         for rows in tiles(len(s), slots.filled.shape[1] * s.shape[1]):
-            out[rows] = _exponents(s, everyone, c, slots, negative, rows).logsumexp(2)
+            out[rows] = _exponents(
+                s=s, everyone=everyone, c=c, slots=slots, negative=negative, rows=rows
+            ).logsumexp(2)
         ctx.save_for_backward(s, everyone, out)
         return out
 
@@ -387,7 +389,9 @@ class _NegativesOfPairs(torch.autograd.Function):
         grad_s = torch.empty_like(s)
         grad_everyone = torch.zeros_like(everyone)
         for rows in tiles(len(s), ctx.slots.filled.shape[1] * s.shape[1]):
-            w = _exponents(s, everyone, ctx.c, ctx.slots, ctx.negative, rows)  # (r, P, M)
+            w = _exponents(
+                s=s, everyone=everyone, c=ctx.c, slots=ctx.slots, negative=ctx.negative, rows=rows
+            )  # (r, P, M)
             w = w.sub_(out[rows, :, None]).exp_().mul_(grad[rows, :, None])
             grad_s[rows] = w.sum(1)
             grad_everyone.index_add_(0, ctx.slots.columns[rows].flatten(), w.flatten(0, 1))
