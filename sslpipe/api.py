@@ -309,7 +309,7 @@ def write_report(
         own = index is not None and index.has_sha256(run.data["index_sha256"])
         if index is not None and own and run.views_png is None:
             run = run._replace(views_png=_draw_views(first, index, say))
-        page = build_page(run, index, queries, others, stage)
+        page = build_page(run=run, index=index, queries=queries, bank=others, say=stage)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, page)
     return target

@@ -101,11 +101,11 @@ def open_batches(plan: Pretraining, run: Run[Parts]) -> Generator[Batch]:
             f"decoding {plan.order.samples} images into the {run.device.type}'s memory"
         )
     return batches(
-        plan.split if plan.pairing is None else plan.pairing.split,
-        plan.order,
-        recipe.data,
-        recipe.run,
-        run.process,
+        split=plan.split if plan.pairing is None else plan.pairing.split,
+        order=plan.order,
+        data=recipe.data,
+        run=recipe.run,
+        process=run.process,
         first_step=run.first_step,
         device=run.device,
         on_bad=run.quarantine.add,

@@ -108,7 +108,11 @@ class ChunkPlan:
         needs = np.logical_or.reduceat(needs, [part.start for part in self._parts])
         self._needs = needs.tolist()  # (chunks, k, 3)
         self._crops = plan_crops(
-            shown[self.rows], self._draws.boxes, self._draws.flip, self._large, crop_px
+            source=shown[self.rows],
+            boxes=self._draws.boxes,
+            flip=self._draws.flip,
+            apart=self._large,
+            crop_px=crop_px,
         )
         self._specs = specs
         self._colours = colours

@@ -295,7 +295,9 @@ class ProbeViews(nn.Module):
 
     def make_views(self, batch: Batch) -> Tensor:
         """Return (2B, C, S, S): the first views of all images, then the second."""
-        params = draws(_SEED, 0, batch.ids, batch.view_sizes, self.views.specs)
+        params = draws(
+            seed=_SEED, epoch=0, ids=batch.ids, sizes=batch.view_sizes, specs=self.views.specs
+        )
         views: Tensor = self.views(batch, params)
         return views
 

@@ -44,7 +44,13 @@ class Draws:
         params = {
             name: self.params[name][index] for name in (self.params if names is None else names)
         }
-        return Draws(self.seed, self.epoch, self.ids[index], self.views[index], params)
+        return Draws(
+            seed=self.seed,
+            epoch=self.epoch,
+            ids=self.ids[index],
+            views=self.views[index],
+            params=params,
+        )
 
     def to(self, device: torch.device | str) -> "Draws":
         """Return the same on a device."""
@@ -52,7 +58,13 @@ class Draws:
             part.to(device, non_blocking=True)
             for part in (self.ids, self.views, *self.params.values())
         )
-        return Draws(self.seed, self.epoch, ids, views, dict(zip(self.params, values, strict=True)))
+        return Draws(
+            seed=self.seed,
+            epoch=self.epoch,
+            ids=ids,
+            views=views,
+            params=dict(zip(self.params, values, strict=True)),
+        )
 
 
 class Chunk(NamedTuple):

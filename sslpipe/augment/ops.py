@@ -397,7 +397,7 @@ def draws(
     lanes = np.concatenate([np.asarray(op.lanes) for op in ops])
     params: dict[str, list[NDArray[np.generic]]] = {name: [] for op in ops for name in op.params}
     for view, spec in enumerate(specs):
-        u = uniform(seed, epoch, ids, view, lanes)  # (B, lanes)
+        u = uniform(seed=seed, epoch=epoch, ids=ids, view=view, lanes=lanes)  # (B, lanes)
         first = 0
         for op in ops:
             last = first + len(op.lanes)
@@ -408,11 +408,11 @@ def draws(
             first = last
     views = np.repeat(np.arange(len(specs)), len(ids))
     return Draws(
-        seed,
-        epoch,
-        torch.from_numpy(np.tile(ids, len(specs))),
-        torch.from_numpy(views),
-        {name: torch.from_numpy(np.concatenate(values)) for name, values in params.items()},
+        seed=seed,
+        epoch=epoch,
+        ids=torch.from_numpy(np.tile(ids, len(specs))),
+        views=torch.from_numpy(views),
+        params={name: torch.from_numpy(np.concatenate(values)) for name, values in params.items()},
     )
 
 

@@ -62,7 +62,9 @@ def preview_grid(
     rows = []
     for batch in one_pass(split, ids=ids, canvas_px=canvas_px, batch_size=16, num_workers=0):
         paired = {
-            number: _with_partners(batch, partners, number, split, canvas_px)
+            number: _with_partners(
+                batch=batch, partners=partners, epoch=number, split=split, canvas_px=canvas_px
+            )
             for number in range(epoch, epoch + num_epochs)
         }
         rows += _rows(paired, augment, seed, index.image_type)
@@ -113,12 +115,20 @@ def _rows(
     scale = augment.std[:, None, None].cpu()
     shift = augment.mean[:, None, None].cpu()
     for epoch, batch in batches.items():
-        params = draws(seed, epoch, batch.ids, batch.view_sizes, augment.specs)
+        params = draws(
+            seed=seed, epoch=epoch, ids=batch.ids, sizes=batch.view_sizes, specs=augment.specs
+        )
         views = augment(batch, params).cpu() * scale + shift  # (2B, C, S, S), units / 255
         shown = batch.view_images(len(augment.specs)).tolist()
         for row, cells in enumerate(rows):
             if epoch == first_epoch:
-                picture = _original(batch, row, params, augment.crop_px * factor, image_type)
+                picture = _original(
+                    batch=batch,
+                    row=row,
+                    params=params,
+                    cell_px=augment.crop_px * factor,
+                    image_type=image_type,
+                )
                 cells.append(picture)
             for view, spec in enumerate(augment.specs):
                 place = row + view * count
@@ -193,7 +203,7 @@ def _draw_page(titles: list[str], rows: list[list[_Cell]], caption: str) -> Imag
         block = slice(start, start + _MOST_ROWS)
         for row, height in zip(rows[block], heights[block], strict=True):
             for column, cell in enumerate(row):
-                _draw_cell(page, pen, cell, left + column * step_x, y)
+                _draw_cell(page=page, pen=pen, cell=cell, x=left + column * step_x, y=y)
             y += height
     return page
 

@@ -60,7 +60,7 @@ def plan_crops(source: Tensor, boxes: Tensor, flip: Tensor, apart: Tensor, crop_
     starts = torch.where(apart, 0, top), torch.where(apart, left % _CUT_PX, left)
     most = [num_crop_taps(int(length.max()), crop_px) for length in (height, width)]
     down, across = (
-        crop_taps(start, length, backwards, crop_px, count)
+        crop_taps(start=start, length=length, backwards=backwards, out_px=crop_px, num_taps=count)
         for start, length, backwards, count in zip(
             starts, (height, width), (torch.zeros_like(flip), flip), most, strict=True
         )

@@ -99,7 +99,9 @@ class BaseViews(nn.Module):
         `number` names the random numbers beside seed and ids: the epoch, or the step where a sample
         may come twice in an epoch.
         """
-        params = draws(seed, number, batch.ids, batch.view_sizes, self.specs)
+        params = draws(
+            seed=seed, epoch=number, ids=batch.ids, sizes=batch.view_sizes, specs=self.specs
+        )
         return batch._replace(plan=self.plan(params, batch))
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan:
@@ -466,7 +468,7 @@ class TwoViews(nn.Module):
         if numbers.shape != (len(canvas),):
             raise ValueError(f"ids has shape {tuple(numbers.shape)}; give {len(canvas)} integers")
         self.views.to(canvas.device)
-        params = draws(seed, epoch, numbers, sizes, self.views.specs)
+        params = draws(seed=seed, epoch=epoch, ids=numbers, sizes=sizes, specs=self.views.specs)
         batch = Batch(
             images=canvas,
             sizes=sizes,

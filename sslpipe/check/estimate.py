@@ -196,7 +196,9 @@ def noise_batch(image_px: int, images: int = 8, image_type: ImageType = RGB8) ->
 def _one_step(
     model: nn.Module, augment: Any, batch: Batch, precision: str, device: torch.device, cached: bool
 ) -> None:
-    numbers = draws(0, batch.epoch, batch.ids, batch.sizes, augment.specs)
+    numbers = draws(
+        seed=0, epoch=batch.epoch, ids=batch.ids, sizes=batch.sizes, specs=augment.specs
+    )
     batch = batch.to(device)
     dtype = next(model.parameters()).dtype
     kind = AUTOCAST.get(precision)

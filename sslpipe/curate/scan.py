@@ -205,7 +205,13 @@ def _see(sample_id: int, key: str, pixels: Thumbs) -> _Seen:
     height, width, _ = pixels.shape
     of_pixels = hashlib.sha256(f"{height} {width} ".encode())
     of_pixels.update(np.ascontiguousarray(pixels).data)
-    return _Seen(sample_id, key, of_pixels.digest(), (height, width), thumbnail(pixels))
+    return _Seen(
+        id=sample_id,
+        key=key,
+        pixels_sha256=of_pixels.digest(),
+        size=(height, width),
+        thumb=thumbnail(pixels),
+    )
 
 
 def decoded(split: Split, ids: ArrayLike) -> dict[int, NDArray[np.uint8]]:

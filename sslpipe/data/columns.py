@@ -144,7 +144,7 @@ def read_cells(
 
     try:
         table = parquet.ParquetFile(pa.BufferReader(raw))
-        _judge(url, table, name, kind, samples)
+        _judge(url=url, table=table, name=name, kind=kind, samples=samples)
         cells = table.read(columns=[name]).column(name)
         cells.validate(full=True)
     except (OSError, ValueError, pa.ArrowException) as error:

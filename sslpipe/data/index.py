@@ -220,7 +220,13 @@ class Split:
         entry = self.shards[shard]
         url = join(self.folder, entry.offsets)
         shape = (entry.samples, 3)
-        rows = read_array(url, entry.offsets_sha256, np.dtype(np.int64), shape, _REINDEX)
+        rows = read_array(
+            url=url,
+            sha256=entry.offsets_sha256,
+            dtype=np.dtype(np.int64),
+            shape=shape,
+            remedy=_REINDEX,
+        )
         starts = rows[:, 0]
         ends = rows[:, 1]
         if (starts < 0).any() or (ends <= starts).any() or (ends > entry.bytes).any():

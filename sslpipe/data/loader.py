@@ -271,7 +271,14 @@ def one_pass(
         return collate(split, np.array([i for i, _ in rows], np.int64), rows, 0)
 
     starts = iter(range(0, len(wanted), batch_size))
-    for result in pipelined(starts, read, decoded, batch, num_workers, ahead=BATCHES_AHEAD):
+    for result in pipelined(
+        items=starts,
+        read=read,
+        decode_part=decoded,
+        collate_parts=batch,
+        num_workers=num_workers,
+        ahead=BATCHES_AHEAD,
+    ):
         if len(result.ids):
             yield result
 
@@ -379,7 +386,11 @@ def _resident(
 
     def make(step: int, parts: list[Any]) -> Shown:
         epoch, ids = order.ids(step, streams)
-        sources = _with_stand_ins(order, step, streams, ids, bad) if bad else ids
+        sources = (
+            _with_stand_ins(order=order, step=step, streams=streams, ids=ids, bad=bad)
+            if bad
+            else ids
+        )
         shown = None
         partners = ids[:0]
         others = draw_partners(step) if draw_partners else None

@@ -49,7 +49,9 @@ def paired_top1(one: Hits, other: Hits) -> Difference:
     error = math.sqrt(max(0.0, either - more**2 / total)) / total
     interval = _within(more / total, Z95 * error)
     p = math.erfc(abs(more) / total / error / math.sqrt(2))
-    return Difference(more / len(one), interval, p, "images", len(one))
+    return Difference(
+        value=more / len(one), interval95=interval, p=p, unit="images", number=len(one)
+    )
 
 
 def paired_means(one: Floats, other: Floats, classes: Integers) -> Difference:
@@ -62,9 +64,17 @@ def paired_means(one: Floats, other: Floats, classes: Integers) -> Difference:
     mean = jackknife(one - other, classes)
     interval = _within(mean.value, mean.half95)
     if mean.error == 0:  # the same difference everywhere
-        return Difference(mean.value, interval, float(mean.value == 0), "classes", mean.groups)
+        return Difference(
+            value=mean.value,
+            interval95=interval,
+            p=float(mean.value == 0),
+            unit="classes",
+            number=mean.groups,
+        )
     p = float(2 * stdtr(mean.groups - 1, -abs(mean.value) / mean.error))
-    return Difference(mean.value, interval, p, "classes", mean.groups)
+    return Difference(
+        value=mean.value, interval95=interval, p=p, unit="classes", number=mean.groups
+    )
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -60,7 +60,9 @@ def choose_power(
         queries = np.concatenate([np.flatnonzero(labels == label)[:each] for label in some])
         half = torch.from_numpy(queries[:MOST_SCORED])
         others = torch.from_numpy(np.flatnonzero(~np.isin(labels, own))).to(rows.ids.device)
-        for power, found in score_forms(rows, half, others, floor, dims):
+        for power, found in score_forms(
+            rows=rows, half=half, others=others, floor=floor, dims=dims
+        ):
             scores[power].append(float(found[CHOSEN_BY].mean()))
     mean = {power: sum(each) / 2 for power, each in scores.items()}
     best = max(POWERS, key=lambda power: mean[power])

@@ -75,7 +75,9 @@ def knn_results(
     results = []
     votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
     for one, each in product(votes, sorted(set(k))):
-        predicted = _vote(neighbours, bank.labels, each, temperature, one)
+        predicted = _vote(
+            neighbours=neighbours, labels=bank.labels, k=each, temperature=temperature, vote=one
+        )
         protocol = protocol_id(each, temperature, one) + suffix
         results.append(accuracy(protocol, predicted, labels, bank=len(bank.ids)))
     return results

@@ -157,11 +157,11 @@ def retrieval_per_query(
         matches.append(total)
         values.append(np.stack([*columns.values()], axis=1))
     scores = PerQuery(
-        tuple(columns),
-        queries.ids.cpu().numpy(),
-        queries.labels.cpu().numpy(),
-        np.concatenate(matches),
-        np.concatenate(values),
+        names=tuple(columns),
+        ids=queries.ids.cpu().numpy(),
+        labels=queries.labels.cpu().numpy(),
+        matches=np.concatenate(matches),
+        values=np.concatenate(values),
     )
     if process.world_size == 1:
         return scores
@@ -233,7 +233,13 @@ def _ranks(
         matches = same & ~hidden
         if few:
             similarities.masked_fill_(same, -torch.inf)  # what is left is no match
-            ranks = _by_counting(similarities, matches, most, units.cpu(), asked.cpu())
+            ranks = _by_counting(
+                others=similarities,
+                matches=matches,
+                most=most,
+                bank=units.cpu(),
+                queries=asked.cpu(),
+            )
         else:
             ranks = _by_sorting(similarities, matches, most)
         yield ranks.numpy(), matches.sum(1).numpy()

@@ -156,7 +156,9 @@ def run_suite(
     }
     if leaked is not None:
         scored = protocols.scored_ids()
-        report["leakage"] = leakage_of(table, leaked, leaked_by, scored, scores.classes)
+        report["leakage"] = leakage_of(
+            measured=table, leaked=leaked, how=leaked_by, scored=scored, classes=scores.classes
+        )
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
 

@@ -59,7 +59,7 @@ def fit_whitening(
         power: 1 whitens, less flattens the spectrum in part, 0 only centres and rotates.
         say: Called with a line where rows are few.
     """
-    return fit_powers(train, (power,), floor, dims, say)[0]
+    return fit_powers(train=train, powers=(power,), floor=floor, dims=dims, say=say)[0]
 
 
 def fit_powers(

@@ -181,7 +181,13 @@ def _load_export(path: Path) -> FrozenBackbone:
                 projector = build_head()
             projector.load_state_dict(load_file(path / "projector.safetensors"), strict=True)
             check_weights(path, projector, config.projector_sha256)
-    return FrozenBackbone(saved.backbone, saved.view, config, projector, whitening)
+    return FrozenBackbone(
+        backbone=saved.backbone,
+        view=saved.view,
+        config=config,
+        projector=projector,
+        whitening=whitening,
+    )
 
 
 def load_run(

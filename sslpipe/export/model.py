@@ -333,7 +333,9 @@ def freeze(
         projector_config: What the projector was built from.
         image: What images the network was trained on; None: 8-bit RGB.
     """
-    config = config_of(backbone, component, view, metadata, image)
+    config = config_of(
+        backbone=backbone, component=component, view=view, facts=metadata, image=image
+    )
     if projector is not None:
         own = {"projector": projector_config, "projector_sha256": module_sha256(projector)}
         config = config.model_copy(update=own)

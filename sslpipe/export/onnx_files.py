@@ -170,7 +170,7 @@ def agreement(expected: Tensor, actual: Tensor, data: str = "", split: str = "")
     )  # (N, TOP)
     first = (ours[:, 0] == theirs[:, 0]).double().mean()
     ten = (ours[:, :, None] == theirs[:, None]).any(dim=2).double().mean()
-    return Agreement(float(first), float(ten), len(ids), data, split)
+    return Agreement(first=float(first), ten=float(ten), images=len(ids), data=data, split=split)
 
 
 class Int8:

@@ -185,7 +185,7 @@ class InBatchLoss(ContrastiveObjective):
         groups: Tensor | None = None,
     ) -> Tensor:
         """Compute the global mean over all 2N anchors; see `Objective.forward`."""
-        check_views(z_a, z_b, ids, labels, groups)
+        check_views(z_a=z_a, z_b=z_b, ids=ids, labels=labels, groups=groups)
         anchors = self.find_anchors(z_a, ids, labels, groups)
         if anchors.images == 1:
             raise DataError(

@@ -45,7 +45,7 @@ class DietLoss(Objective):
         groups: Tensor | None = None,
     ) -> Tensor:
         """Compute the global mean over all 2N views; ids are needed. See `Objective.forward`."""
-        check_views(z_a, z_b, ids, labels, groups)
+        check_views(z_a=z_a, z_b=z_b, ids=ids, labels=labels, groups=groups)
         if ids is None or ids.dim() != 1:
             raise ValueError("ids (B,) are needed: they say which image both views of a row show")
         outputs = torch.cat([z_a, z_b])  # (2B, images)

@@ -89,7 +89,7 @@ class DistillLoss(Objective):
         groups: Tensor | None = None,
     ) -> Tensor:
         """Compute the global mean over all 2N views; ids are needed. See `Objective.forward`."""
-        check_views(z_a, z_b, ids, labels, groups)
+        check_views(z_a=z_a, z_b=z_b, ids=ids, labels=labels, groups=groups)
         if ids is None:
             raise ValueError("ids are needed: they say which rows of the teacher belong to z")
         names = ids if ids.dim() == 2 else ids[:, None].expand(-1, 2)  # (B, 2)

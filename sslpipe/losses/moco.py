@@ -71,7 +71,7 @@ class MoCoLoss(ContrastiveObjective):
         groups: Tensor | None = None,
     ) -> Tensor:
         """Compute the global mean over all N queries; see `Objective.forward`."""
-        check_views(z_a, z_b, ids, None, groups)
+        check_views(z_a=z_a, z_b=z_b, ids=ids, labels=None, groups=groups)
         if z_a.shape[1] != self.dim:
             raise ValueError(
                 f"loss.dim = {self.dim}, but the embeddings have {z_a.shape[1]} numbers"
@@ -202,7 +202,7 @@ def _whole_queue(loss_fn: MoCoLoss, known: _Numbers) -> _Queue:
     absent = rows >= loss_fn.filled_rows
     if not known.is_plain:
         same, order, masks = _masks_of_groups(loss_fn, known, loss_fn.queue_rows)
-        return _Queue(loss_fn.keys, same, order, masks, absent)
+        return _Queue(keys=loss_fn.keys, same=same, query_order=order, masks=masks, absent=absent)
     ids = known.queries[0]
     same = _count_own(ids, loss_fn.key_ids)  # -1 where not filled
     return _Queue(loss_fn.keys, same, masks=Masks(((_apart(ids), loss_fn.key_ids),)), absent=absent)

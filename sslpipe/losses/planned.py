@@ -37,7 +37,10 @@ def planned_negatives(
     looked_at = np.unique(np.linspace(0, steps - 1, min(steps, most)).astype(np.int64)).tolist()
     streams = current_rank().share(order.num_streams)
     shown = split if pairing is None else pairing.split  # its labels are those of pairs.label
-    arguments = [planned_arguments(shown, order, pairing, step, streams) for step in looked_at]
+    arguments = [
+        planned_arguments(split=shown, order=order, pairing=pairing, step=step, streams=streams)
+        for step in looked_at
+    ]
     if not isinstance(loss_fn, InBatchLoss):
         arguments = [{key: torch.cat([each[key] for each in arguments]) for key in arguments[0]}]
     found = []

@@ -84,7 +84,9 @@ class RandomMiner(Miner):
     def uniform_rows(self, batch: LabelledRows, lanes: int) -> Tensor:
         """Return (n, lanes) float64 in [0, 1), named by global rows; the next call draws others."""
         rows = range(batch.first, batch.first + len(batch.labels))
-        numbers = torch.from_numpy(uniform(self.seed, int(self.calls), list(rows), 0, lanes))
+        numbers = torch.from_numpy(
+            uniform(seed=self.seed, epoch=int(self.calls), ids=list(rows), view=0, lanes=lanes)
+        )
         self.calls.add_(1)
         return numbers.to(batch.anchors.device)
 
@@ -201,7 +203,13 @@ class HardestShareMiner(Miner):
     """"euclidean", "squared" or "cosine"."""
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        return hardest_pairs(batch, pairs, self.share, self.share, self.distance)
+        return hardest_pairs(
+            batch=batch,
+            pairs=pairs,
+            positive_share=self.share,
+            negative_share=self.share,
+            distance=self.distance,
+        )
 
 
 class MaximumLossMiner(RandomMiner):

@@ -47,7 +47,13 @@ class ClassNeighbours(nn.Module):
         """Take a step's rows (n, D), (n,) of this rank into the means. Collective."""
         rows = all_gather_rows(embeddings.detach())
         labels = all_gather_rows(labels)
-        follow_means(self.means, self.seen, unit(rows.to(self.means.dtype)), labels, self.momentum)
+        follow_means(
+            means=self.means,
+            seen=self.seen,
+            rows=unit(rows.to(self.means.dtype)),
+            labels=labels,
+            momentum=self.momentum,
+        )
 
     @torch.no_grad()
     def begin(self, epoch: int) -> None:

@@ -120,7 +120,7 @@ def build_task(
     with within_memory("[queue]"):
         queue = None if recipe.queue is None else EmbeddingQueue(recipe.queue.size, dim)
     weights = [1.0, *(term.weight for term in recipe.also)]
-    task = MetricTask(backbone, losses, weights, miner, queue)
+    task = MetricTask(backbone=backbone, losses=losses, weights=weights, miner=miner, queue=queue)
     task.ema = averaged(backbone) if recipe.optim.ema else None
     return task
 

@@ -425,11 +425,11 @@ def _kept_features(
     if new:
         (model / "features").mkdir(exist_ok=True)
         embed_to_file(
-            file,
-            backbone.backbone.to(embedding.device),
-            backbone.view,
-            split,
-            facts,
+            out=file,
+            backbone=backbone.backbone.to(embedding.device),
+            view=backbone.view,
+            split=split,
+            facts=facts,
             canvas_px=canvas_px,
             bar=partial(embedding.progress, f"embed {split.name}"),
             batch_size=embedding.batch_size,

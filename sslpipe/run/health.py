@@ -201,7 +201,13 @@ class Alarms:
         self._raised[name] = not raised
         self._in_a_row[name] = 0
         remedy = "" if raised else f". {self._remedy}"
-        return Alarm(name, not raised, value, threshold, f"{name}: {text}{remedy}")
+        return Alarm(
+            name=name,
+            raised=not raised,
+            value=value,
+            threshold=threshold,
+            text=f"{name}: {text}{remedy}",
+        )
 
 
 def _number(numbers: Mapping[str, Any], name: str) -> float | None:
@@ -244,4 +250,8 @@ class StartAlarm:
                 "tune.backbone_lr, or with tune.projector_first_steps"
             )
         text = f"below_start: {self._measured} is {value:.3g}, {text}"
-        return [Alarm("below_start", self._raised, value, threshold, text)]
+        return [
+            Alarm(
+                name="below_start", raised=self._raised, value=value, threshold=threshold, text=text
+            )
+        ]

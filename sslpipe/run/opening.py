@@ -113,7 +113,13 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     # the log, at that step; rank 0 writes it
     if process.rank == 0:
         sha256 = checkpoints.identity["index_sha256"]
-        describe_run(held.run_dir, recipe, plan.index, sha256, metadata)
+        describe_run(
+            run_dir=held.run_dir,
+            recipe=recipe,
+            index=plan.index,
+            index_sha256=sha256,
+            metadata=metadata,
+        )
     reporter = _open_log(plan, held, first_step)
     held.opened.callback(reporter.close)
     alarms = plan.alarms(parts)

@@ -160,7 +160,13 @@ def find_encoder(
                 f"{what} holds two such networks, {prefix!r} and {other!r}, with other values; "
                 "save the encoder's state dict alone"
             )
-    return _encoder(checkpoint, prefix, tensors, match, [other for other, _, _ in found[1:]])
+    return _encoder(
+        checkpoint=checkpoint,
+        prefix=prefix,
+        tensors=tensors,
+        match=match,
+        others=[other for other, _, _ in found[1:]],
+    )
 
 
 def nearest(checkpoint: Checkpoint, backbone: Backbone, kind: str) -> Tensors:

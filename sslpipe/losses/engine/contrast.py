@@ -161,7 +161,9 @@ def _loss_and_grad(
 
         # gradient: through row_loss as written, then through the sums, of this rank's rows
         loss, grad, grad_sums = derivatives(v, sums.unbind(), anchors)  # grad: (N, 2, D)
-        _add_gradient_through_sums(grad, tiles, layout, grad_sums, sums)
+        _add_gradient_through_sums(
+            grad=grad, tiles=tiles, layout=layout, grad_sums=grad_sums, sums=sums
+        )
 
     # from directions to this rank's z; times W, as DDP takes the mean over the ranks
     if not layout.alone:

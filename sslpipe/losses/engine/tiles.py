@@ -178,9 +178,9 @@ class Tiles:
             for k, term in enumerate(self.terms):
                 powered, spare = (self._buffer(n, tile.shape) for n in (1, 2))
                 torch.mul(tile, term.power, out=powered)
-                _log_add(parts[i][k], powered, 1, spare, self.unit)
+                _log_add(total=parts[i][k], tile=powered, dim=1, spare=spare, unit=self.unit)
                 if mirrored:
-                    _log_add(parts[j][k], powered, 0, spare, self.unit)
+                    _log_add(total=parts[j][k], tile=powered, dim=0, spare=spare, unit=self.unit)
         return total.log_() if self.plain else total.div_(self.unit.per_nat)
 
     def add_gradient(

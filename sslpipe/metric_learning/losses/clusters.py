@@ -210,7 +210,9 @@ class HierarchicalTripletLoss(MetricLoss):
         columns = batch.columns[:rows].detach()
         labels = batch.column_labels[:rows]
         before = self.seen.clone()
-        groups = follow_means(self.means, self.seen, columns, labels, self.momentum)
+        groups = follow_means(
+            means=self.means, seen=self.seen, rows=columns, labels=labels, momentum=self.momentum
+        )
         at = groups.labels
         new = 1 / groups.sizes.to(self.means.dtype)
         running = (1 - self.momentum) ** 2 * self.self_share[at] + self.momentum**2 * new

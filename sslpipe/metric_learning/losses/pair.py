@@ -54,7 +54,7 @@ class ContrastiveLoss(MetricLoss):
         factor = 0.5 if self.halved else 1.0
         positive, negative = (
             term._replace(total=factor * term.total)
-            for term in _hinges(d, pairs, near, far, self.squared)
+            for term in _hinges(d=d, pairs=pairs, near=near, far=far, squared=self.squared)
         )
         if self.sides == "apart":
             return [positive, negative]
@@ -151,7 +151,13 @@ class HDCLoss(MetricLoss):
         for k, branch in enumerate(branches[1:]):
             with torch.no_grad():
                 left = self.shares[k + 1] / self.shares[k]
-                pairs = hardest_pairs(branches[k], pairs, left, left, "euclidean")
+                pairs = hardest_pairs(
+                    batch=branches[k],
+                    pairs=pairs,
+                    positive_share=left,
+                    negative_share=left,
+                    distance="euclidean",
+                )
             terms.append(contrastive_term(branch, pairs, self.margin))
         return terms
 
@@ -193,7 +199,9 @@ class MarginLoss(MetricLoss):
             own = batch.labels.clamp_min(0) if self.learn == "class" else 0 * batch.labels
             beta = self.learned_beta.to(beta.dtype)[own]  # (n,)
         d = batch.distances("euclidean")
-        term = _together(*_hinges(d, pairs, beta - self.alpha, beta + self.alpha, False))
+        term = _together(
+            *_hinges(d=d, pairs=pairs, near=beta - self.alpha, far=beta + self.alpha, squared=False)
+        )
         if self.learned_beta is not None:  # once for each pair: nu weighs the same in any batch
             term = term._replace(total=term.total + self.nu * beta * term.items)
         return [term]
