@@ -127,9 +127,10 @@ def followed_in_rank(process, bad_step, *arguments):
     original, start, forward = neighbours.follow_means, StepGuard.__init__, FusedViews.forward
     calls = count()
 
-    def recording(means, known, rows, labels, momentum):
+    def recording(means, rows, labels, **others):
+        known = others["seen"]
         before = means.clone(), known.clone()
-        original(means, known, rows, labels, momentum)
+        original(means=means, rows=rows, labels=labels, **others)
         if (labels < 0).all():  # a skipped step's
             assert torch.equal(means, before[0])
             assert torch.equal(known, before[1])
