@@ -21,13 +21,15 @@ from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.exports import trained
 from tests.helpers.runs import ROOT, final_weights, python, write_recipe
 
+SATELLITES = ("ImageSearch", "choose", "rank_features")  # names that folders bring
+
 
 def test_the_packages_names_are_imported_at_their_first_use():
     """In a process without torch: below, in `AGAIN`."""
-    for name in (*sslpipe.__all__, "ImageSearch", "choose"):
+    for name in (*sslpipe.__all__, *SATELLITES):
         assert callable(getattr(sslpipe, name)), name
     assert not hasattr(sslpipe, "trian")
-    assert dir(sslpipe) == sorted([*sslpipe.__all__, "ImageSearch", "choose"])  # a satellite's
+    assert dir(sslpipe) == sorted([*sslpipe.__all__, *SATELLITES])
 
 
 def test_train_runs_both_kinds_from_paths_and_what_it_trained_loads(tmp_path):
@@ -208,6 +210,8 @@ WRONG = {
     ),
     "report 3": (lambda t: sslpipe.write_report(3), "run_dirs = 3"),
     "build into 3": (lambda t: sslpipe.build_dataset(3, root=t), "out = 3"),
+    "build of a folder": (lambda t: sslpipe.build_dataset(t / "out", t), "root="),
+    "build from": (lambda t: sslpipe.build_dataset(t / "out", str(t)), "source = .*folder.*root="),
     "build of 3": (lambda t: sslpipe.build_dataset(t / "out", root=3), "root = 3"),
 }
 

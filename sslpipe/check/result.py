@@ -28,6 +28,11 @@ class Check(NamedTuple):
     step_flops: float = 0.0  # of a pretraining
     step_seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        """Show what people come for; `rich.print(check.render())` shows all."""
+        lines = [f"{name}: {text}" for name, text in self.rows]
+        return "\n".join(["Check:", *lines, *(f"warning: {each}" for each in self.warnings)])
+
     def render(self) -> RenderableType:
         """Make tables: what it takes and what to watch first, details last."""
         return Group(

@@ -27,7 +27,8 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         data: The data set's index, or the path or URL of its dataset.json.
         split: Its name.
         transform: Called with each image, a tensor (C, h, w): uint8 RGB, or float32 of other types;
-            torchvision's `transforms.v2` take it. None: the tensor itself.
+            torchvision's `transforms.v2` take it. None: the tensor itself; for the batches of a
+            DataLoader it must give all images one size.
         most_px: Images with a longer side are reduced to it; None: none is.
 
     Attributes:

@@ -393,7 +393,13 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None]:
     with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
         names = {*file.files} & _NAMES
         text = str(file["facts"]) if "facts" in file.files else None
-        return {name: torch.from_numpy(file[name]) for name in names}, text
+        arrays = {name: file[name] for name in names}
+    if arrays.get("labels", np.empty(0)).dtype.kind in "US":
+        raise ValueError(
+            "labels are texts; number them, alike in all files, or compare arrays in Python, where "
+            "sslpipe.knn, linear_probe and retrieval take texts"
+        )
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}, text
 
 
 def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> None:

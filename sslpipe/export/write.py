@@ -168,7 +168,7 @@ def export_model(
 
 def _check_free(out: Path, *, overwrite: bool) -> None:
     if out.exists() and not overwrite and (not out.is_dir() or any(out.iterdir())):
-        raise ExportError(f"{out} exists; remove it, or choose another folder")
+        raise ExportError(f"{out} exists; replace it with --overwrite, or choose another folder")
 
 
 @contextmanager

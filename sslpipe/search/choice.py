@@ -1,7 +1,8 @@
 """Which weights, sizes, joins and flattening suit some images: the call behind `sslpipe choose`."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad
 from sslpipe.data.storage import is_remote
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError, as_path, check_list
-from sslpipe.evaluation.embed import Embeddings
+from sslpipe.errors import UserError, as_path, check_list, shown
+from sslpipe.evaluation.arrays import Array, embeddings_from_arrays
+from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.flatten import why_unlabelled
 from sslpipe.evaluation.label_free import concentration_text, uniformity
@@ -246,6 +248,40 @@ def choose(
         doubt=doubt,
         skipped=skipped,
     )
+
+
+def rank_features(features: Mapping[str, Array], labels: Array) -> list[Ranked]:
+    """Rank vectors of the same images, made anywhere, as `choose` ranks networks by labels.
+
+    >>> for row in sslpipe.rank_features({"mine": mine, "theirs": theirs}, labels):
+    ...     print(row)
+
+    Each is ranked as it is, flattened in part, and side by side with each other.
+
+    Args:
+        features: Name -> (N, F) floats, numpy or torch, of the same N images in the same order.
+        labels: (N,) integers or texts: two images or more in each of four classes or more.
+
+    Returns:
+        The rows, the first one best on the classes that chose; `values` are of the others.
+
+    Raises:
+        UserError: Shapes do not fit, or there are too few labels or images.
+    """
+    if not isinstance(features, Mapping) or not features:
+        raise UserError(
+            f"features = {shown(features)} is no dictionary of names and arrays; give "
+            '{"mine": features}'
+        )
+    rows = {name: embeddings_from_arrays(each, labels, name) for name, each in features.items()}
+    first = next(iter(rows.values()))
+    if (lacking := why_unlabelled(first.labels.cpu().numpy())) is not None:
+        raise UserError(f"labels cannot rank: {lacking}")
+    for name, each in rows.items():
+        check_embeddings(each, name, labelled=False)
+        ranking.check_features(name, each, first)
+    sets: list[tuple[str, ...]] = [(name,) for name in rows]
+    return ranking.rank_with_labels(rows, [*sets, *itertools.combinations(rows, 2)], SEED)
 
 
 class _Earlier(Stored):

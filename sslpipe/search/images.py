@@ -153,6 +153,12 @@ class ImageSearch:
 
     def check_network(self, facts: Mapping[str, Any]) -> None:
         """Raise DataError where these facts of the queries' network and view are others."""
+        if "backbone_sha256" not in self.facts:
+            raise DataError(
+                "the vectors searched do not say which network made them, so that the queries' may "
+                "be another; embed with `sslpipe embed`, or compare vectors in Python: "
+                "ImageSearch(vectors).find(queries)"
+            )
         for key in COMPARED:
             if facts.get(key) != self.facts.get(key):
                 raise DataError(

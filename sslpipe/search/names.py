@@ -1,3 +1,7 @@
 """What of this folder is `sslpipe.NAME`, too."""
 
-NAMES = {"ImageSearch": "sslpipe.search.images", "choose": "sslpipe.search.choice"}
+NAMES = {
+    "ImageSearch": "sslpipe.search.images",
+    "choose": "sslpipe.search.choice",
+    "rank_features": "sslpipe.search.choice",
+}

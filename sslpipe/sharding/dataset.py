@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslpipe.data.image_type import Colour
-from sslpipe.errors import DataError, as_path, check_list
+from sslpipe.errors import DataError, as_path, check_list, shown
 from sslpipe.sharding.build import Built, Progress, silent, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.gather import parse_pattern
+from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import Layout
 
@@ -99,6 +100,11 @@ def build_dataset(
     if not 0 <= test_fraction <= 0.9:
         raise DataError(f"test_fraction = {test_fraction} is not in [0, 0.9]")
     check_list(unseen_classes, "unseen_classes", DataError)
+    if not isinstance(source, str) or (source not in SOURCES and Path(source).is_dir()):
+        raise DataError(
+            f"source = {shown(source)} is not one of {', '.join(SOURCES.names())}; a folder of "
+            f"images is root={shown(source)}"
+        )
     options = SourceOptions(
         root=None if root is None else as_path(root, "root", DataError),
         split=split,

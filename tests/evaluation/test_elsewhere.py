@@ -59,6 +59,10 @@ def test_knn_of_two_files_of_another_program(tmp_path, capsys, monkeypatch):
         ({"features": ROWS.astype(int)}, "features"),
         ({"features": ROWS, "labels": np.zeros(11, int)}, "labels"),
         ({"features": ROWS, "labels": np.zeros(12)}, "labels"),
+        (
+            {"features": ROWS, "labels": np.array([*"abcabcabcabc"])},
+            "labels are texts.*number them",
+        ),
         ({"features": ROWS * np.nan}, "finite"),
         ({"features": np.array([{}])}, "rows.npz"),
     ],

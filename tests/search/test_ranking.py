@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import sslpipe
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.difference import Difference
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.flatten import POWERS, choose_power, why_unlabelled
@@ -251,3 +252,32 @@ def test_what_is_not_better_on_other_classes_is_not_used(first, of_many, of_few)
     assert to_use([run, PLAIN, SIZES], [("a", "A")]) is run
     unlabelled = [row._replace(values={}, more={}) for row in (OTHER, SIZES)]
     assert to_use(unlabelled, [("a", "A")]) is unlabelled[0]
+
+
+@pytest.mark.promise(14)
+def test_vectors_made_elsewhere_are_ranked_as_networks_are():
+    features = planted()
+    names = ("left", "right", "good")
+    labels = features["good"].labels
+    sets = [("left",), ("right",), ("good",), ("left", "right"), ("left", "good")]
+    expected = rank_with_labels(features, [*sets, ("right", "good")])
+    arrays = {name: features[name].features.double().numpy() for name in names}
+    texts = np.array([f"{label:02}" for label in labels.tolist()])  # in the order of the numbers
+    for found in (
+        sslpipe.rank_features(arrays, texts),
+        sslpipe.rank_features({name: features[name].features for name in names}, labels),
+    ):
+        assert [row[:2] for row in found] == [row[:2] for row in expected]
+        assert [row.score for row in found] == [row.score for row in expected]
+    assert str(found[0]).startswith(f"{found[0].name}: score ")
+    for wrong, message in (
+        (arrays["good"], "no dictionary"),
+        ({}, "no dictionary"),
+        ({"good": arrays["good"], "few": arrays["left"][:9]}, "few_features has 9 rows"),
+        ({"good": np.ones((240, 3))}, "good gives all 240 images the same features"),
+        ({"good": np.full((240, 3), np.nan)}, "good: 240 rows of features are not finite"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sslpipe.rank_features(wrong, texts)
+    with pytest.raises(UserError, match="labels cannot rank: 2 classes have two images"):
+        sslpipe.rank_features(arrays, np.arange(240) % 2)
