@@ -355,7 +355,7 @@ def _columns(path: Path) -> list[str]:
             if path.suffix == ".arrow":
                 return list(_open_arrow(path).schema.names)
             return list(parquet.read_schema(file).names)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: no UTF-8
         raise DataError(f"cannot read {path}: {error}") from error
 
 
@@ -391,7 +391,7 @@ def _read_table(paths: list[Path], wanted: list[str]) -> Any:
                     plain = table.column(place).cast(field.type.value_type)
                     table = table.set_column(place, field.name, plain)
             tables.append(table)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: no UTF-8
             raise DataError(f"cannot read {path}: {error}") from error
     try:
         return pa.concat_tables(tables, promote_options="permissive")
@@ -499,7 +499,10 @@ def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
     """Find the rows without an image: an empty cell, or a path that leads to no file, by row."""
     embedded = cells
     if types.is_struct(cells.type):
-        names = [field.name for field in cells.type]
+        try:
+            names = [field.name for field in cells.type]
+        except UnicodeDecodeError as error:
+            raise DataError(f"{root}, {split}: {error}; save the file again") from None
         embedded = compute.struct_field(cells, "bytes") if "bytes" in names else None
     elif types.is_string(cells.type) or types.is_large_string(cells.type):
         embedded = None  # paths
