@@ -116,7 +116,7 @@ class Pretraining(Plan[Parts]):
         index.check_files(split.name)
         start = Start.find(named, index, run_dir)
         not_used = start.remark(recipe)
-        recipe = with_holdout(start.resolve(recipe, index), split)
+        recipe = with_holdout(start.resolve(recipe, index), split).with_outputs(len(split))
         order = plan_order(recipe, index)
         recipe = recipe.resolved(order.steps_per_epoch)
         watched = holdout_ids(recipe, split)

@@ -16,8 +16,8 @@ class DietLoss(Objective):
     """Cross entropy of a view's outputs with the image that it shows, the target smoothed.
 
     The projector is the classifier: one linear layer with an output for each image of the split
-    (`projector.num_layers = 1`, `batchnorm = false`, `out_dim` the number of images). It is held
-    and exchanged whole, so memory bounds the number of images; exports leave it out.
+    (`projector.num_layers = 1`, `batchnorm = false`, `out_dim = 0`). It is held and exchanged
+    whole, so memory bounds the number of images; exports leave it out.
 
     Source:
         Balestriero 2023, arXiv:2302.10260, section 2; here over two views a step.
@@ -63,7 +63,7 @@ class DietLoss(Objective):
         if self.dim is not None and self.dim < samples:
             return (
                 f"needs an output for each of the split's {samples} images; set "
-                f"projector.num_layers=1 projector.batchnorm=false projector.out_dim={samples}"
+                "projector.num_layers=1 projector.batchnorm=false projector.out_dim=0"
             )
         return None
 

@@ -36,15 +36,16 @@ class BasicBlock(nn.Module):
         return self.relu(out)  # type: ignore[no-any-return]
 
 
-def make_small_resnet(widths: Sequence[int], blocks: int) -> nn.Sequential:
+def make_small_resnet(widths: Sequence[int], blocks: int, stem_stride: int) -> nn.Sequential:
     """Build the network: images (B, 3, H, W) -> features (B, widths[-1]).
 
     Args:
         widths: Channels of each stage; each but the first halves the resolution.
         blocks: In each stage.
+        stem_stride: Of the first convolution, 2 or 4; its kernel is twice as wide.
     """
     layers: list[nn.Module] = [
-        nn.Conv2d(3, widths[0], 4, 2, 1, bias=False),
+        nn.Conv2d(3, widths[0], 2 * stem_stride, stem_stride, stem_stride // 2, bias=False),
         nn.BatchNorm2d(widths[0]),
         nn.ReLU(inplace=True),
     ]

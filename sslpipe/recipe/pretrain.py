@@ -75,8 +75,9 @@ class Projector(Settings):
 
     hidden_dim: Positive = 2048
     """Width of the hidden layers."""
-    out_dim: Positive = 128
-    """Dimensions of what the loss compares."""
+    out_dim: NonNegative = 128
+    """Dimensions of what the loss compares. 0: an output for each image of the split, as
+    loss.kind = "diet" needs."""
     num_layers: Annotated[int, Field(ge=0, le=100)] = 2
     """Linear layers; ReLU between them. 0: none, the loss compares the backbone's features
     themselves, and out_dim is their number."""
@@ -226,6 +227,13 @@ class Recipe(RunRecipe):
             remedy="data.micro_batch (the same negatives, a part of the memory), "
             "run.activation_checkpointing = true (networks without BatchNorm), or data.batch_size",
         )
+
+    def with_outputs(self, images: int) -> Self:
+        """Return the recipe with the number that projector.out_dim = 0 stands for."""
+        if self.projector.out_dim:
+            return self
+        projector = self.projector.model_copy(update={"out_dim": images})
+        return self.model_copy(update={"projector": projector})
 
     @model_validator(mode="after")
     def _splits_evenly(self) -> Self:

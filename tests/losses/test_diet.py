@@ -13,7 +13,13 @@ from sslpipe.run.log import read_metrics
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import train_in_rank, train_over, write_recipe
+from tests.helpers.runs import (
+    assert_same_weights,
+    kill_over,
+    train_in_rank,
+    train_over,
+    write_recipe,
+)
 from tests.losses.loops import assert_same, pair, value_and_grad
 from tests.losses.test_processes import SPLITS, assert_whole, of_share
 
@@ -68,11 +74,24 @@ def test_a_run_learns_to_name_images_and_logs_no_health_of_outputs(tmp_path, dat
     assert not {"alignment", "effective_rank"} & lines[-1].keys()
 
 
+def test_out_dim_0_is_an_output_an_image_over_processes_and_when_it_resumes(tmp_path, data):
+    recipe, own = write_recipe(tmp_path), (LOSS, *ONE_LAYER, "steps=4", "run.save_steps=2")
+    train_over(1, recipe, data, tmp_path / "given", *own, "projector.out_dim=128")
+    train_over(1, recipe, data, tmp_path / "whole", *own, "projector.out_dim=0")
+    kill_over(1, "train.step:3", recipe, data, tmp_path / "cut", *own, "projector.out_dim=0")
+    train_over(1, recipe, data, tmp_path / "cut", *own, "projector.out_dim=0")
+    for name in ("given", "cut"):
+        assert_same_weights(tmp_path / "whole", tmp_path / name)
+    train_over(2, recipe, data, tmp_path / "two", *own, "projector.out_dim=0")
+    one, two = (read_metrics(tmp_path / name)[0]["loss"] for name in ("whole", "two"))
+    assert two == pytest.approx(one, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
         ((LOSS,), r"each of the split's 128 images; set projector\.num_layers=1 projector\.batch"),
-        ((LOSS, *ONE_LAYER, "projector.out_dim=127"), r"projector\.out_dim=128$"),
+        ((LOSS, *ONE_LAYER, "projector.out_dim=127"), r"128 images; .* projector\.out_dim=0$"),
         (
             (LOSS, *ONE_LAYER, "projector.out_dim=128", "pairs.positive=icon"),
             r"loss\.kind = 'diet' names each view by its own image",

@@ -97,6 +97,7 @@ def test_a_stem_that_does_not_fit_is_a_warning_and_one_that_fits_is_none():
         ("torchvision/convnext_tiny", {"zero_init_residual": True}, "is not a ResNet"),
         ("timm/vit_tiny_patch16_224", {"crop": 1}, "crop"),
         ("small_resnet", {"widths": []}, "at least 1 item"),
+        ("small_resnet", {"stem_stride": 3}, "2 or 4"),
     ],
 )
 def test_a_wrong_backbone_is_one_error_that_names_the_key(kind, arguments, message):
@@ -108,6 +109,20 @@ def test_a_wrong_backbone_is_one_error_that_names_the_key(kind, arguments, messa
 def test_a_vision_transformer_refuses_a_crop_that_its_patches_do_not_divide():
     with pytest.raises(RecipeError, match="use a crop of 32 px"):
         build_backbone(component("timm/vit_tiny_patch16_224"), crop_px=40)
+
+
+@pytest.mark.parametrize(
+    ("given", "stride"), [({}, 2), ({"stem_stride": 2}, 2), ({"stem_stride": 4}, 4)]
+)
+@pytest.mark.parametrize("px", [28, 64, 65])
+def test_the_stem_of_the_small_resnet_divides_the_side_and_sees_each_pixel(given, stride, px):
+    backbone = build_backbone(component("small_resnet", **given), crop_px=px).eval()
+    images = torch.rand(1, 3, px, px, requires_grad=True)
+    out = backbone.network[0](images)
+    assert out.shape[2:] == (px // stride, px // stride)
+    out.sum().backward()
+    inner = px // stride * stride  # of a side that the stride does not divide the last are cut
+    assert (images.grad[:, :, :inner, :inner] != 0).all()
 
 
 def test_every_family_of_the_table_is_tried_here():
