@@ -199,7 +199,8 @@ class Pretraining(Plan[Parts]):
 
     def describe(self) -> str:
         """Return how many images are trained on, and from which weights."""
-        size = f"{self.order.samples} images, {self.order.steps_per_epoch} steps an epoch"
+        steps = self.order.steps_per_epoch
+        size = f"{self.order.samples} images, {steps} step{'s' * (steps != 1)} an epoch"
         return size + self.start.describe(self.recipe.tune)
 
 

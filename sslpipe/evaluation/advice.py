@@ -9,6 +9,7 @@ from sslpipe.evaluation.verdict import (
     BASELINES,
     KNN,
     RECALL,
+    clear_comparisons,
     comparisons,
     held_back,
     unfinished,
@@ -16,6 +17,7 @@ from sslpipe.evaluation.verdict import (
 
 ACCURACY = (KNN, "linear")  # measures that are accuracies; others have a name of their own
 _FINISH = "finish the training: the same `sslpipe train` command resumes it"
+NOT_CLEAR = "; not clear among {} measures"
 MOST_TIMES = 10  # so many times the test data are worth asking for
 
 
@@ -90,7 +92,10 @@ def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
     # kNN as the features are, or what there is
     same = [c for c in compared if (c["column"], c["whitened"]) == (KNN, False)] or compared[:1]
     best = max(same, key=lambda each: each["baseline_value"])
-    clear = excludes_zero(best["interval95"])
+    names = ("features", "baseline")
+    own = [each for each in compared if all(each[name] == best[name] for name in names)]
+    clear = best in clear_comparisons(own)
+    by_chance = "" if clear or not excludes_zero(best["interval95"]) else NOT_CLEAR
     answer = "better" if best["difference"] > 0 else "worse"
     form = ", flattened" if best["whitened"] else ""
     rows = evaluation["rows"]
@@ -104,6 +109,7 @@ def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
         interval95=tuple(best["interval95"]),
         unit="images",
         tested=next(row["queries"] for row in rows if row["column"] == best["column"]),
+        because=by_chance.format(len(own)),
     )
 
 

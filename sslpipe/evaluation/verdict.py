@@ -337,20 +337,29 @@ def _sentence(compared: Sequence[Tree], features: str, named: bool) -> str:
     return f"{features}: {text}" if named else text[0].upper() + text[1:]
 
 
-def _relation(own: Sequence[Tree], words: str) -> str:
-    """Return "better than", "not clearly better than" or "worse than", and by what."""
-    clear_ones = [c for c in own if excludes_zero(c["interval95"])]
-    ahead = [c for c in clear_ones if c["interval95"][0] > 0]
-    if len(ahead) == len(own):
-        return f"better than {words}"
-    if len(clear_ones) == len(own) and not ahead:
-        return f"worse than {words}"
-    # one of several measures is soon clear by chance: Holm, where the p-values are known
+def clear_comparisons(own: Sequence[Tree]) -> list[Tree]:
+    """Return which of the comparisons with one baseline show a clear difference.
+
+    One of several measures is soon clear by chance: unless all are, and in one direction, they
+    count by Holm, where the p-values are known.
+    """
+    ones = [c for c in own if excludes_zero(c["interval95"])]
+    if len(ones) == len(own) and len({c["interval95"][0] > 0 for c in ones}) == 1:
+        return ones
     p_values = [c["p"] for c in own if c.get("p") is not None]
     adjusted = holm(p_values) if len(p_values) == len(own) else [0.0] * len(own)
-    clear = [c for c, p in zip(own, adjusted, strict=True) if p <= LEVEL and c in clear_ones]
+    return [c for c, p in zip(own, adjusted, strict=True) if p <= LEVEL and c in ones]
+
+
+def _relation(own: Sequence[Tree], words: str) -> str:
+    """Return "better than", "not clearly better than" or "worse than", and by what."""
+    clear = clear_comparisons(own)
     better = [_name(c) for c in clear if c["interval95"][0] > 0]
     worse = [_name(c) for c in clear if c["interval95"][1] < 0]
+    if len(better) == len(own):
+        return f"better than {words}"
+    if len(worse) == len(own):
+        return f"worse than {words}"
     below = f", worse by {' and '.join(worse)}" if worse else ""
     if better:
         return f"better than {words} only by {' and '.join(better)}{below}"

@@ -160,9 +160,10 @@ class Finetuning(Plan[FinetuningParts]):
         """Return how many images of how many classes are trained on, and from which weights."""
         order = self.order
         start = self.start.describe(self.recipe.tune) or "; random weights"
+        steps = order.steps_per_epoch
         return (
-            f"{order.samples} images of {len(order.classes)} classes, {order.steps_per_epoch} "
-            f"steps an epoch of {order.batch_size} images{start}"
+            f"{order.samples} images of {len(order.classes)} classes, {steps} "
+            f"step{'s' * (steps != 1)} an epoch of {order.batch_size} images{start}"
         )
 
 

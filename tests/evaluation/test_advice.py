@@ -3,6 +3,7 @@
 import pytest
 
 from sslpipe.evaluation.advice import advise
+from sslpipe.evaluation.verdict import verdict
 from tests.evaluation.test_verdict import compared
 
 
@@ -91,3 +92,28 @@ def test_without_anything_beside_it_the_number_stands_alone_and_says_so():
     assert "not known" in found.answer
     assert "--against" in found.next_step
     assert "not known" in advise(evaluation()).answer
+
+
+def against_random(column, whitened, difference, half, p):
+    return {
+        "features": "ssl", "baseline": "random", "column": column, "whitened": whitened,
+        "value": 0.6 + difference, "baseline_value": 0.6, "difference": difference,
+        "interval95": [difference - half, difference + half], "p": p,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("p", "clear"), [(0.04, False), (0.001, True)])
+def test_the_first_sentence_and_the_verdict_agree_on_what_is_clear(p, clear):
+    """One of three measures is better: by Holm it counts only where p is small."""
+    measured = [
+        against_random("kNN", False, 0.1, 0.05, p),
+        against_random("linear", False, -0.02, 0.1, 0.7),
+        against_random("kNN", True, 0.01, 0.1, 0.8),
+    ]
+    report = {**evaluation(row("ssl", 0.7), row("random", 0.6)), "comparisons": measured}
+    found = advise(report)
+    assert found.answer.startswith("Better than random" if clear else "No clear difference")
+    assert ("among 3 measures" in found.answer) is not clear
+    assert ("only by kNN" in verdict(report)) is clear
+    assert verdict(report).startswith("Not clearly better") is not clear
+    assert found.next_step.startswith("Compare" if clear else "Train longer")
