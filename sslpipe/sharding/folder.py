@@ -16,6 +16,7 @@ from sslpipe.errors import DataError, shown
 from sslpipe.portable import forward_slashes
 from sslpipe.sharding.report import group_kinds
 from sslpipe.sharding.sources import (
+    HEIC_SUFFIXES,
     SENSOR_SUFFIXES,
     SUFFIXES,
     Images,
@@ -35,7 +36,7 @@ POINTER_BYTES = 1024  # at most, of what git-lfs and git-annex keep in place of 
 _POINTERS = (b"version https://git-lfs", b"/annex/objects/", b"version https://hawser")
 # kinds of files that may hold images, and what makes images of them
 _UNREAD = {
-    "pip install pillow-heif, and build again with --overwrite": (".heic", ".heif"),
+    "pip install pillow-heif, and build again with --overwrite": HEIC_SUFFIXES,
     "convert them to JPEG or PNG": (
         *(".avif", ".jxl", ".jp2", ".jpx", ".svg", ".psd", ".tga", ".ico"),
         *(".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".eps", ".pdf"),
@@ -44,7 +45,7 @@ _UNREAD = {
         *(".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv", ".3gp"),
     ),
     "sslpipe shards build OUT --source parquet --root {root} reads them": (".parquet", ".arrow"),
-    "sslpipe shards index reads them": (".tar",),
+    "sslpipe shards index {root} reads them": (".tar",),
     "unpack them": (".zip", ".rar", ".7z", ".gz", ".tgz", ".bz2", ".xz", ".zst"),
     "sslpipe sensors build reads them": SENSOR_SUFFIXES,
 }

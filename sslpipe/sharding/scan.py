@@ -7,7 +7,7 @@ import re
 import tarfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -21,7 +21,7 @@ from sslpipe.data.storage import npy_bytes, read_range
 from sslpipe.errors import DataError, counted
 from sslpipe.portable import forward_slashes, read_at, sha256_of, write_atomically
 from sslpipe.sharding.report import Group, Tally
-from sslpipe.sharding.sources import SUFFIXES, open_file
+from sslpipe.sharding.sources import HEIC_SUFFIXES, SUFFIXES, open_file
 
 # webdataset 1.0.2 splits names like this (filters.py, base_plus_ext; tariterators.py, skip_meta)
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
@@ -167,13 +167,16 @@ def _keys_of_several(members: Sequence[Member], suffixes: Sequence[str]) -> set[
 
 def unread(left_out: Sequence[Group], path: Path) -> list[str]:
     """Name images in formats that shards do not hold, and the command that stores them anew."""
-    found = [each for each in left_out if each.what == WITHOUT_IMAGE and each.kind in SUFFIXES]
+    kinds = (*SUFFIXES, *HEIC_SUFFIXES)
+    found = [each for each in left_out if each.what == WITHOUT_IMAGE and each.kind in kinds]
     if not found:
         return []
-    kinds = ", ".join(f"{each.count:,} {each.kind}" for each in found)
+    listed = ", ".join(f"{each.count:,} {each.kind}" for each in found)
+    is_lacking = any(each.kind not in SUFFIXES for each in found)
     return [
-        f"images in formats that training does not read: {kinds}; sslpipe shards build OUT "
-        f"--source tars --root {path.parent} stores them as PNG"
+        f"images in formats that training does not read: {listed}; "
+        + "pip install pillow-heif, then " * is_lacking
+        + f"sslpipe shards build OUT --source tars --root {path.parent} stores them as PNG"
     ]
 
 
@@ -273,7 +276,10 @@ def list_members(path: Path) -> tuple[list[Member], Tally]:
                         raise tarfile.ReadError(f"a name of {len(info.name)} letters")
                     end = tar.offset  # where the next header would start
                     match = _NAME.match(info.name)
-                    if info.isreg() and match and not _META.match(info.name):
+                    if info.isreg() and info.name.rpartition("/")[2].startswith("."):
+                        # a Mac's ._1.jpg is no image, and webdataset's key of all in a/ is "a/"
+                        left_out.add(Group(what="hidden files", count=1, example=info.name))
+                    elif info.isreg() and match and not _META.match(info.name):
                         if info.issparse():
                             raise tarfile.ReadError(f"{info.name!r} is a sparse file")
                         member = Member(
@@ -355,10 +361,11 @@ def _to_sample(
     for member in group:
         if member not in used:
             left_out.add(_group(BESIDE, member))
-    # a large member beside an image is not read with it
+    # a large member beside an image is not read with it, nor a hidden one between them
     first = group[0]
     last = group[-1]
-    if last.end - first.start > MOST_SAMPLE_BYTES:
+    is_whole = all(before.end == after.start for before, after in pairwise(group))
+    if last.end - first.start > MOST_SAMPLE_BYTES or not is_whole:
         first = last = image
     return Sample(
         key=image.stem,

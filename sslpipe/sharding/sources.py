@@ -27,11 +27,12 @@ from sslpipe.sharding.members import READS_AVIF, READS_HEIC
 from sslpipe.sharding.report import Group, group_kinds
 from sslpipe.sharding.split_names import split_of
 
+HEIC_SUFFIXES = (".heic", ".heif")  # read where pillow-heif is installed
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif"),
     *(".ppm", ".pgm", ".bmp", ".tif", ".tiff"),
     *([".avif"] if READS_AVIF else []),
-    *([".heic", ".heif"] if READS_HEIC else []),
+    *(HEIC_SUFFIXES if READS_HEIC else []),
 )
 # of other files, which `sslpipe sensors build` reads
 SENSOR_SUFFIXES = (".npy", ".npz", ".dcm", ".dicom", ".nii", ".nii.gz", ".btf", ".tf8")

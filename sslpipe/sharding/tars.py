@@ -15,7 +15,7 @@ from sslpipe.portable import read_at
 from sslpipe.sharding.gather import read_json
 from sslpipe.sharding.index import find_tars
 from sslpipe.sharding.report import Group, group_lines, merge_groups
-from sslpipe.sharding.scan import Sample, scan_tar
+from sslpipe.sharding.scan import Sample, scan_tar, unread
 from sslpipe.sharding.sources import (
     SUFFIXES,
     Images,
@@ -68,8 +68,13 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
     unusual = [
         each for split in chosen for tar in tars[split] for each in _within(tar, tar.unusual)
     ]
-    doubts = [*merged_classes(all_labels), *group_lines(merge_groups(unusual))]
-    return {**images, chosen[0]: replace(first, left_out=merge_groups(said), doubts=doubts)}
+    skipped = merge_groups(said)
+    doubts = [
+        *merged_classes(all_labels),
+        *group_lines(merge_groups(unusual)),
+        *unread(skipped, groups[chosen[0]][0]),
+    ]
+    return {**images, chosen[0]: replace(first, left_out=skipped, doubts=doubts)}
 
 
 def _read_tar(path: Path, options: SourceOptions) -> _Tar:

@@ -39,6 +39,10 @@ LAYOUTS = {
         ["0.jpg", "0.seg.png", "0.cls=1", "1.seg.png", "1.jpg"],
         {"0": (0, 1), "1": (4, -1)},
     ),
+    "a tar of a Mac": (
+        ["a/1.jpg", "a/._1.jpg", "a/1.cls=1", "a/._1.cls", "a/2.jpg", "a/._2.jpg", "a/.DS_Store"],
+        {"a/1": (0, 1), "a/2": (4, -1)},
+    ),
     "formats that are not read": (
         ["0.jpg", "0.txt", "1.tif", "1.cls=1", "2.bmp", "3.jpg", "._3.jpg", "README"],
         {"0": (0, -1), "3": (5, -1)},

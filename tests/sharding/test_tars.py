@@ -10,6 +10,7 @@ from PIL import Image
 
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
+from sslpipe.sharding import members
 from tests.helpers.shards import error_of, grey_png, jpeg, report_of, run, write_tar
 
 BIRDS = ["wren", "rook", "wren", "kite"]
@@ -30,15 +31,15 @@ def classes_of(folder: Path) -> list[str | None]:
 def tars(tmp_path: Path) -> Path:
     """Two tars of two samples each, with everything that may name a class."""
     for number in (0, 1):
-        members: list[tuple[str, bytes]] = []
+        parts: list[tuple[str, bytes]] = []
         for place in (2 * number, 2 * number + 1):
             described = {"bird": BIRDS[place], "label": place, "seen": f"2024-05-0{place + 1}"}
-            members += [
+            parts += [
                 (f"{place}.tif", tiff(place)),
                 (f"{place}.txt", f"{BIRDS[place]}\n".encode()),
                 (f"{place}.json", json.dumps(described).encode()),
             ]
-        write_tar(tmp_path / "in" / f"{number:05d}.tar", *members)
+        write_tar(tmp_path / "in" / f"{number:05d}.tar", *parts)
     return tmp_path / "in"
 
 
@@ -66,9 +67,9 @@ def test_a_build_of_tars_takes_formats_and_labels_that_an_index_does_not(
 
 
 def test_tars_with_numbers_of_classes_are_cut_and_split_as_folders_are(tmp_path):
-    members = [(f"{k}.jpg", jpeg(k)) for k in range(10)]
+    images = [(f"{k}.jpg", jpeg(k)) for k in range(10)]
     labelled = [
-        each for k, image in enumerate(members) for each in (image, (f"{k}.cls", b"%d" % (k // 5)))
+        each for k, image in enumerate(images) for each in (image, (f"{k}.cls", b"%d" % (k // 5)))
     ]
     write_tar(tmp_path / "in" / "all.tar", *labelled)
     words = ["--source", "tars", "--root", tmp_path / "in", "--test-fraction", "0.4"]
@@ -95,6 +96,17 @@ def test_what_no_sample_has_is_refused_with_what_there_is(tars, tmp_path, capsys
     assert remedy in error_of(capsys, *build, *options)
 
 
+@pytest.mark.skipif(members.READS_HEIC, reason="it is read")
+@pytest.mark.parametrize("command", ["index", "build"])
+def test_heic_in_tars_is_named_with_what_reads_it(tmp_path, capsys, command):
+    write_tar(tmp_path / "in" / "train-0.tar", ("1.jpg", jpeg(1)), ("2.heic", b"ftypheic"))
+    words = ["index", tmp_path / "in"]
+    if command == "build":
+        words = ["build", tmp_path / "out", "--source", "tars", "--root", tmp_path / "in"]
+    assert run(*words) == 0
+    assert "1 .heic; pip install pillow-heif" in capsys.readouterr().out
+
+
 def test_an_index_names_the_build_for_what_it_does_not_read(tars, tmp_path, capsys):
     write_tar(tars / "00002.tar", ("9.jpg", jpeg(9)), ("9.txt", b"kite"))
     for number in (0, 1):
@@ -111,15 +123,15 @@ def test_an_index_names_the_build_for_what_it_does_not_read(tars, tmp_path, caps
 def test_several_images_of_a_key_are_samples_that_share_its_label_and_columns(
     tmp_path, command, capsys
 ):
-    members: list[tuple[str, bytes]] = []
+    parts: list[tuple[str, bytes]] = []
     for key in range(3):
-        members += [
+        parts += [
             (f"{key}.front.png", grey_png(10 * key)),
             (f"{key}.back.png", grey_png(10 * key + 1)),
             (f"{key}.cls", b"%d" % key),
             (f"{key}.json", json.dumps({"sku": f"s{key}"}).encode()),
         ]
-    write_tar(tmp_path / "in" / "train-0.tar", *members)
+    write_tar(tmp_path / "in" / "train-0.tar", *parts)
     words = ["--columns", "sku", "--name-pattern", r".+[.](?P<side>front|back)[.]png"]
     if command == "index":
         out = tmp_path / "in"
