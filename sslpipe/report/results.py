@@ -122,11 +122,11 @@ def advice(run: RunFiles) -> Advice:
     if run.data["classes"]:
         return Advice(
             "Not evaluated yet: how good the features are is not known.",
-            "Next: measure them, by `sslpipe evaluate suite`.",
+            "Measure them, by `sslpipe evaluate suite`.",
         )
     return Advice(
         "No labels, so no accuracy.",
-        "Next: look at the nearest neighbours, or label a few hundred images and measure.",
+        "Look at the nearest neighbours, or label a few hundred images and measure.",
     )
 
 

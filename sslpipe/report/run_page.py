@@ -142,6 +142,7 @@ def header(run: RunFiles, picture: Markup | str = "", caption: str = "") -> Mark
         advice=advice(run),
         summary=summary(run),
         first=first_number(run.evaluation),
+        split=shown_split(run),
         unfinished=unfinished_text(run),
         picture=picture,
         caption=caption,

@@ -478,6 +478,7 @@ def test_pictures_are_of_the_split_that_was_measured_and_of_its_protocol(whole):
         evaluation["facts"]["split"] = split
         measured = run._replace(evaluation=evaluation, data={**run.data, "samples": samples})
         assert (shown_split(measured), searched_split(measured)) == (split, searched)
+        assert f"of 1,000 images of the split <code>{split}</code>" in header(measured)
     assert shown_split(run._replace(evaluation=None)) == "test"
 
 
