@@ -19,6 +19,7 @@ from sslpipe.portable import write_atomically
 from sslpipe.sharding.split_names import names_like_splits
 
 FILE = "build-report.json"  # beside dataset.json
+UNSEEN = "_unseen"  # ends the name of a split of classes that its split lacks
 MOST_NAMED = 3  # names in a line
 MOST_KINDS = 6  # such as suffixes, in a line
 MOST_LINES = 24  # of skipped, of images, of doubts: one screen
@@ -243,7 +244,8 @@ def class_doubts(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
             f"{'; '.join(alike[:MOST_NAMED])}"
         )
     doubts += _near_names(labelled)
-    # classes that a split lacks
+    # classes that a split lacks, with those that --unseen-classes took out of it
+    labelled = _with_unseen(labelled)
     in_all = sum(len(own) for own in labelled.values())
     if len(labelled) > 1 and in_all == len(names):  # each is in one split alone
         sizes = ", ".join(f"{len(own):,} in {split}" for split, own in labelled.items())
@@ -264,6 +266,16 @@ def class_doubts(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
     if single:
         doubts.append(f"{counted(len(single), 'class')} of one image: {_names(single)}")
     return doubts
+
+
+def _with_unseen(labelled: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
+    """Return the classes of each split, those of its split S_unseen among them."""
+    together: dict[str, Mapping[str, int]] = {}
+    for split, own in labelled.items():
+        base = split.removesuffix(UNSEEN)
+        key = base if base in labelled else split
+        together[key] = {**together.get(key, {}), **own}
+    return together
 
 
 def _near_names(counts: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -40,7 +40,7 @@ from sslpipe.sharding.members import (
     to_member,
 )
 from sslpipe.sharding.record import Done, Moments, Record
-from sslpipe.sharding.report import group_kinds
+from sslpipe.sharding.report import UNSEEN, group_kinds
 from sslpipe.sharding.scan import index_tar
 from sslpipe.sharding.sources import Images
 
@@ -196,7 +196,7 @@ def _cut_classes(
         if moved.all() or not moved.any():
             raise DataError(f"--unseen-classes leaves {key} or {key}_unseen without an image")
         cut[key] = split._replace(numbers=split.numbers[~moved])
-        cut[f"{key}_unseen"] = split._replace(numbers=split.numbers[moved])
+        cut[f"{key}{UNSEEN}"] = split._replace(numbers=split.numbers[moved])
     return cut
 
 

@@ -250,6 +250,8 @@ def test_unseen_classes_go_to_splits_of_their_own_and_nothing_is_lost(fashion, t
     words = (*fashion, "--test-fraction", "0.2", "--unseen-classes")
     out = tmp_path / "unseen"
     assert run("build", out, *words, "Shirt,Sneaker, Bag,Ankle boot") == 0
+    said = capsys.readouterr()
+    assert "look at this" not in said.out + said.err  # what was asked for is no slip
     index = load_index(out)
     counts = {name: Counter(index.split(name).labels.tolist()) for name in index.manifest.splits}
     assert counts == {
