@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError, as_path
+from sslpipe.errors import UserError, as_path, check_count
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.embed import embed as embed_split
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
@@ -128,6 +128,8 @@ def embed(
         UserError: The model, the data set or the device cannot be had, or they do not fit.
     """
     target = pick_device(device, f"device = {device!r}")
+    check_count(batch_size, "batch_size")
+    check_count(num_workers, "num_workers", least=0)
     if isinstance(data, list | tuple | np.ndarray | Tensor | bytes | Image.Image):
         if split is not None:
             raise UserError(f"split = {split!r} is of a data set, and these are images; omit it")

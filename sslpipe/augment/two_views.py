@@ -483,6 +483,11 @@ class TwoViews(nn.Module):
 
 def _to_canvas(images: Tensor | Sequence[Tensor], channels: int) -> tuple[Tensor, Tensor]:
     """Images as a loader's batch has them: (B, C, H, W) channels_last, and (B, 2) sizes."""
+    if not isinstance(images, Tensor | Sequence):
+        raise ValueError(
+            f"images is a {type(images).__name__}; give a tensor (B, {channels}, H, W) or a list "
+            f"of ({channels}, H, W); of PIL images torchvision's pil_to_tensor makes them"
+        )
     if isinstance(images, Tensor) and images.ndim != 4:
         raise ValueError(
             f"images has shape {tuple(images.shape)}; give (B, {channels}, H, W) "

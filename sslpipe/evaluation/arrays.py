@@ -18,7 +18,7 @@ from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval as search_rows
 from sslpipe.evaluation.verification import verification as verify_rows
 
-Array = ArrayLike | Tensor
+Array = ArrayLike | Tensor | Embeddings
 
 
 def knn(
@@ -204,7 +204,7 @@ def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddi
     """Make float32 features and int64 labels of arrays, numbering the rows 0, 1, ...
 
     Args:
-        features: (N, F) of any float dtype.
+        features: (N, F) of any float dtype; or `Embeddings`, of which only these count.
         labels: (N,) integers, or texts, which are numbered in their order.
         side: "train" or "test": begins the arguments' names in messages; "" for none.
 
@@ -212,7 +212,15 @@ def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddi
         DataError: A shape or dtype does not fit, or a number is beyond float32 or int64.
     """
     named = {name: f"{side}_{name}".removeprefix("_") for name in ("features", "labels")}
-    rows = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features))
+    if isinstance(features, Embeddings):
+        features = features.features
+    try:
+        rows = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features))
+    except (TypeError, ValueError) as error:  # rows of different lengths, texts, objects
+        raise DataError(
+            f"{named['features']} must be floats of shape (rows, features), not "
+            f"{shown(features)}: {error}"
+        ) from None
     numbers = _labels_of(labels, named["labels"])
     if rows.dim() != 2 or not rows.dtype.is_floating_point or not rows.numel():
         dtype = str(rows.dtype).removeprefix("torch.")

@@ -74,7 +74,8 @@ class MoCoLoss(ContrastiveObjective):
         check_views(z_a=z_a, z_b=z_b, ids=ids, labels=None, groups=groups)
         if z_a.shape[1] != self.dim:
             raise ValueError(
-                f"loss.dim = {self.dim}, but the embeddings have {z_a.shape[1]} numbers"
+                f"loss.dim = {self.dim}, but the embeddings have {z_a.shape[1]} numbers: set it to "
+                f"{z_a.shape[1]}"
             )
         counts = row_counts(z_a.shape[0])
         if sum(counts) == 0:

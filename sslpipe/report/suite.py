@@ -20,7 +20,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError, as_path, check_list
+from sslpipe.errors import UserError, as_path, check_count, check_list
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import (
@@ -118,6 +118,8 @@ def suite(
     """
     check_split(split)
     check_list(against, "against")
+    check_count(batch_size, "batch_size")
+    check_count(num_workers, "num_workers", least=0)
     target = pick_device(device, f"device = {device!r}")
     embedding = Embedding(
         batch_size=batch_size,

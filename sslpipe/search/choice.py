@@ -17,7 +17,7 @@ from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad
 from sslpipe.data.storage import is_remote
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError, as_path, check_list, shown
+from sslpipe.errors import UserError, as_path, check_count, check_list, shown
 from sslpipe.evaluation.arrays import Array, embeddings_from_arrays
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.features import Progress
@@ -119,6 +119,8 @@ def choose(
     """
     check_list(sources, "sources")
     check_list(px, "px")
+    check_count(most, "most", least=ranking.LEAST_IMAGES)
+    check_count(num_workers, "num_workers", least=0)
     target = pick_device(device, f"device = {device!r}")
     out = as_path(out, "out")
     check_folder(out)

@@ -120,9 +120,9 @@ def answer(
             f"{_compared(first, plain)}."
         )
     sentences.append(costs)
-    dearest = first if best is plain else plain
-    if dearest is not best and not is_clear(best):
-        sentences.append(f"{dearest.name} costs {_priced(dearest, found)}.")
+    other = first if best is plain else plain
+    if other.parts != best.parts and not is_clear(best):
+        sentences.append(f"{other.name} costs {_priced(other, found)}.")
     sentences.append(
         "MAP@R: how much of an image's class is found first among all images; Recall@1: how often "
         "the nearest image is of its class."
@@ -149,8 +149,10 @@ def _advice(first: Ranked, best: Ranked, plain: Ranked, others: str, few: int | 
     else:
         advice = (
             f"Use {best.name}: better than {plain.name}, the best single network, on {others}, but "
-            "not clearly: that may be chance, and where cost counts the single network will do"
+            "not clearly: that may be chance"
         )
+        if best.parts != plain.parts:
+            advice += ", and where cost counts the single network will do"
     if few is None:
         return f"{advice}."
     return (

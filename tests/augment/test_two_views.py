@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2.functional as reference
+from PIL import Image
 from torch._dynamo.testing import CompileCounter
 from torchvision.transforms import InterpolationMode
 
@@ -377,6 +378,8 @@ U8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
         ([U8[0], U8[0, 0]], "images[1] has shape (8, 8); give RGB"),
         ([U8[0].numpy()], "images[0] is a ndarray; give uint8 tensors (3, H, W)"),
         ([], "images is empty; give at least one"),
+        (U8.numpy(), "images is a ndarray; give a tensor (B, 3, H, W) or a list"),
+        (Image.new("RGB", (8, 8)), "images is a Image; give a tensor (B, 3, H, W) or a list"),
         (U8[:, :, :0], "images[0] has shape (3, 0, 8)"),
     ],
 )

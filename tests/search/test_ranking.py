@@ -266,6 +266,7 @@ def test_vectors_made_elsewhere_are_ranked_as_networks_are():
     for found in (
         sslpipe.rank_features(arrays, texts),
         sslpipe.rank_features({name: features[name].features for name in names}, labels),
+        sslpipe.rank_features({name: features[name] for name in names}, labels),
     ):
         assert [row[:2] for row in found] == [row[:2] for row in expected]
         assert [row.score for row in found] == [row.score for row in expected]
@@ -273,6 +274,8 @@ def test_vectors_made_elsewhere_are_ranked_as_networks_are():
     for wrong, message in (
         (arrays["good"], "no dictionary"),
         ({}, "no dictionary"),
+        ({"good": [[1.0], [1.0, 2.0]]}, "good_features must be floats"),
+        ({"good": ["a.jpg"] * 240}, "good_features must be floats"),
         ({"good": arrays["good"], "few": arrays["left"][:9]}, "few_features has 9 rows"),
         ({"good": np.ones((240, 3))}, "good gives all 240 images the same features"),
         ({"good": np.full((240, 3), np.nan)}, "good: 240 rows of features are not finite"),
