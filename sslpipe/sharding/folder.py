@@ -41,7 +41,7 @@ _UNREAD = {
         *(".avif", ".jxl", ".jp2", ".jpx", ".svg", ".psd", ".tga", ".ico"),
         *(".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".eps", ".pdf"),
     ),
-    "take frames, ffmpeg -i FILE -vf fps=1 FRAMES/FILE/%d.jpg, which docs/pairs.md pairs": (
+    "take frames, ffmpeg -i FILE -vf fps=1 FRAMES/FILE-%d.jpg, which docs/pairs.md pairs": (
         *(".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv", ".3gp"),
     ),
     "sslpipe shards build OUT --source parquet --root {root} reads them": (".parquet", ".arrow"),
@@ -151,6 +151,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 _OWN = "folders of data sets that sslpipe writes"
 _OTHERS = "files of other kinds"
+_NOWHERE = "links that lead nowhere"
 _OF_SYSTEM = "files and folders of a system or NAS"
 
 
@@ -176,7 +177,7 @@ def _look_at(
         return Entry(stem, absent="files and folders whose content DVC has not fetched")
     if not is_image(path, suffixes):
         if is_link and not path.exists():
-            return Entry(path, "links that lead nowhere")
+            return Entry(path, _NOWHERE, suffix)
         suffix = ".nii.gz" if path.name.lower().endswith(".nii.gz") else suffix
         return Entry(path, _OTHERS, suffix or "no extension")
     try:
@@ -418,6 +419,13 @@ def _doubled(images: Sequence[Entry]) -> set[Path]:
 def _unread(root: Path, left_out: Sequence[Entry]) -> list[str]:
     """Name files that may hold images and are not read, and what to do with them."""
     doubts = []
+    folders = [e.path for e in left_out if e.reason == _NOWHERE and not e.kind]
+    if folders:
+        doubts.append(
+            f"links that lead nowhere and may be to folders: {len(folders):,}, such as "
+            f"{shown(_below(root, folders[0]))}; mount what they lead to, and build again with "
+            "--overwrite"
+        )
     by_kind: dict[str, list[Path]] = defaultdict(list)
     for entry in left_out:
         if entry.reason == _OTHERS:

@@ -75,6 +75,18 @@ def test_every_file_of_a_messy_folder_is_a_sample_or_is_counted(mess, tmp_path, 
     assert "rename" in hidden
 
 
+def test_a_class_whose_disk_is_not_mounted_is_named(tmp_path, capsys):
+    for name in ("fox", "owl"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "1.png").write_bytes(grey_png(1))
+    os.symlink(tmp_path / "disk" / "elk", tmp_path / "in" / "elk")
+    assert run("build", tmp_path / "out", "--root", tmp_path / "in") == 0
+    (said,) = [
+        x for x in capsys.readouterr().out.splitlines() if x.startswith("look at") and "elk" in x
+    ]
+    assert "mount" in said
+
+
 @pytest.mark.parametrize(
     ("name", "raw", "remedy"),
     [
