@@ -193,7 +193,7 @@ def refusals(model: FrozenBackbone) -> dict[str, str]:
     """Return format -> why it cannot hold this backbone; formats that can are not in it."""
     reasons = {name: each.refuses(model) for name, each in FORMATS.items()}
     if model.whitening is not None:
-        flat = "its features are flattened by `encode`, behind the network; or export the network"
+        flat = "its features are flattened by `encode`, and this format holds the network alone"
         reasons |= {name: flat for name in FORMATS if name != "safetensors"}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
