@@ -22,7 +22,7 @@ from sslpipe.satellites import gather
 # Satellites add theirs.
 _CORE = {
     "shards": ("shards", "Convert images to webdataset shards with an index."),
-    "check": ("train", "Validate a recipe without training; print settings and sizes."),
+    "check": ("train", "Validate a recipe; estimate time and memory of its training."),
     "preview": ("train", "Draw images beside the views that training makes of them."),
     "train": ("train", "Pretrain or fine-tune, as the recipe says; or resume."),
     "status": ("train", "Show the state of a run, from its directory alone."),

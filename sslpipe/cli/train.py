@@ -67,9 +67,10 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Validate a recipe without training; print settings and sizes.
+    """Validate a recipe; estimate time and memory of its training.
 
-    For pretraining, also estimate memory and time. Without --data, only the settings are checked.
+    Nothing is trained, but a step is timed. Where settings do not fit the data set, the overrides
+    that fit together are named. Without --data, only the settings are checked.
     """
     loaded = recorded.load_recipe_or_run(training.recipe, training.overrides or [])
     inputs.check_model(training.init)
