@@ -18,6 +18,7 @@ from sslpipe.search import ranking
 from sslpipe.search.ranking import (
     CornerViews,
     Ranked,
+    best_first,
     best_single,
     check_features,
     few_labelled,
@@ -284,3 +285,11 @@ def test_vectors_made_elsewhere_are_ranked_as_networks_are():
             sslpipe.rank_features(wrong, texts)
     with pytest.raises(UserError, match="labels cannot rank: 2 classes have two images"):
         sslpipe.rank_features(arrays, np.arange(240) % 2)
+
+
+def test_training_takes_the_part_of_a_join_that_is_best_alone():
+    rows = [("a", "b"), ("b",), ("a", "c"), ("a",), ("b",), ("c",)]  # the best first
+    ranked = [Ranked(parts, None, 1.0 - place, {}, {}, 1.0) for place, parts in enumerate(rows)]
+    assert best_first(("a", "b"), ranked) == ("b", "a")
+    assert best_first(("a", "c"), ranked) == ("a", "c")
+    assert best_first(("c",), ranked) == ("c",)
