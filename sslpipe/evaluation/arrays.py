@@ -249,6 +249,8 @@ def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddi
 def _labels_of(labels: Array, name: str) -> NDArray[Any]:
     """Return labels as integers (N,), or as texts (N,). Raises: DataError."""
     given = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if given.shape == (0,):
+        return np.zeros(0, np.int64)  # numpy makes floats of []; the features are refused
     if given.dtype.kind == "U" and not isinstance(labels, np.ndarray):
         given = np.asarray(labels, dtype=object)  # else a NaN among texts becomes a text
     if given.ndim == 1 and given.dtype.kind in "OT":  # a list, or of pandas

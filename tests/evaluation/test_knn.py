@@ -261,7 +261,10 @@ def test_every_kind_of_array_gives_the_accuracy_of_plain_loops(features, labels)
         ({"test_features": TEST[0][0]}, r"test_features must be floats .* not float64 \(4,\)"),
         ({"train_features": np.zeros((60, 4), int)}, "train_features must be floats .* not int64"),
         ({"train_features": np.zeros((0, 4)), "train_labels": []}, r"not float64 \(0, 4\)"),
-        ({"train_labels": ["ape"] * 60}, "train_labels must be integers .* number the classes"),
+        (
+            {"train_labels": ["ape"] * 60},
+            "train_labels are <U3 and test_labels int64; give both as",
+        ),
         ({"test_labels": TEST[1] * 1.0}, r"test_labels must be integers .* not float64 \(50,\)"),
         ({"train_labels": np.full(60, 2**63, np.uint64)}, "beyond int64"),
         ({"train_labels": TRAIN[1] - 5}, "label"),
