@@ -67,7 +67,7 @@ def run(folder: Path, name: str, seed: int, settings: list[str], out: Path) -> l
     words = ("--init", choice, "--data", data, "--run-dir", trained)
     sslpipe("train", recipe, *words, f"seed={seed}", "run.device=cpu", *settings)
     cpu_s = round(children_s() - before_s, 1)
-    sslpipe("choose", choice, trained, *common, "--out", joined)
+    sslpipe("choose", choice, trained, *sizes, *common, "--out", joined)
     backbones = {
         START: f"{weights}@{PX[0]}",
         CHOSEN: choice,
