@@ -37,6 +37,7 @@ from sslpipe.report.run_page import build_page
 from sslpipe.run.status import render, status
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
+from tests.helpers.exports import trained
 from tests.helpers.record import record
 from tests.helpers.runs import command_line
 
@@ -204,7 +205,10 @@ def _agree(actual: Any, right: Any, name: Path, where: str) -> None:
 def damaged_export(run: Run, places: int, scratch: Path) -> Counter[str]:
     """Damage each file of an export, and of its folder for the Hub, at `places` places."""
     whole = scratch / "export"
-    export_backbone(run.path, whole, ["safetensors", "hf"])
+    export_backbone(run.path, whole, ["safetensors"])
+    vit = trained("timm/vit_tiny_patch16_224", depth=1, embed_dim=16, num_heads=2)
+    export_backbone(vit, scratch / "hub", ["hf"])
+    (scratch / "hub" / "hf").rename(whole / "hf")
     counts: Counter[str] = Counter()
     right = {part: loaded(whole / part) for part in (".", "hf")}
     for name in files_of(whole):

@@ -46,8 +46,8 @@ HOMES = {
     "onnxruntime": ("export",),
     "huggingface_hub": ("export", "weights"),
     "open_clip": ("models",),
-    "transformers": ("models", "weights"),
-    "wandb": (),  # through accelerate
+    "transformers": ("models", "export", "weights"),
+    "wandb": ("run",),
     "pytorch_metric_learning": ("metric_learning",),
     **dict.fromkeys(("tifffile", "imagecodecs", "pydicom", "nibabel"), ("sensors",)),
 }

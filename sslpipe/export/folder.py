@@ -65,16 +65,21 @@ def read_folder(path: Path) -> SavedBackbone:
 
 
 def _named(tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tensor]:
-    """Rename what timm names: the layer behind the network's own is the embedding."""
+    """Rename what timm or transformers names; timm's layer behind its network is the embedding."""
     own = backbone.network.state_dict()
-    return {
-        f"network.{key}" if key in own else f"embedding.{key.rpartition('.')[2]}": tensor
-        for key, tensor in tensors.items()
-    }
+    named = {}
+    for key, tensor in tensors.items():
+        if key in own:
+            named[f"network.{key}"] = tensor
+        elif f"model.{key}" in own:  # of a `TransformersTower`
+            named[f"network.model.{key}"] = tensor
+        else:
+            named[f"embedding.{key.rpartition('.')[2]}"] = tensor
+    return named
 
 
 def _read_config(file: Path) -> tuple[Config, bool]:
-    """Read an export's config.json; also whether the weights' keys are those of timm's network.
+    """Read an export's config.json; also whether the weights' keys are those of another library.
 
     Raises:
         ExportError: It is damaged, or not of an export.
@@ -85,7 +90,7 @@ def _read_config(file: Path) -> tuple[Config, bool]:
         return read_json(file, Config, remedy=remedy, error=ExportError), False
     # of the timm and hf formats
     nested = read_json(file, HubConfig, remedy=remedy, error=ExportError)
-    return nested.sslpipe, nested.architecture is not None
+    return nested.sslpipe, True
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 `verify.READERS` has how each is loaded again.
 """
 
+import importlib.util
 import io
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from sslpipe.export.onnx_files import (
     traced_images,
 )
 from sslpipe.files import write_json
+from sslpipe.models.libraries import TransformersTower
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,16 @@ def _write_projector(model: FrozenBackbone, folder: Path) -> None:
         write_tensors(model.projector.state_dict(), folder / "projector.safetensors")
 
 
-def _extra_layers(model: FrozenBackbone, library: str, *, head: bool = False) -> str | None:
+def _extra_layers(
+    model: FrozenBackbone, library: str, *, head: bool = False, length: bool = False
+) -> str | None:
     """Name what a backbone has that its library's network has not, if any.
 
-    `head`: that network may end with a linear layer, and who uses it normalises.
+    Args:
+        model: The backbone.
+        library: The library's network, for the message.
+        head: That network may end with a linear layer.
+        length: Features of length 1 are left to who uses that network.
     """
     backbone = model.backbone
     taken = model.image_type
@@ -64,7 +73,7 @@ def _extra_layers(model: FrozenBackbone, library: str, *, head: bool = False) ->
             and not (head and isinstance(backbone.embedding, nn.Linear)),
             layer,
         ),
-        (backbone.normalize and not head, "its features are normalised to length 1"),
+        (backbone.normalize and not length, "its features are normalised to length 1"),
         (pool != "avg", f"it has backbone.pool = {pool!r}, and that library averages"),
         (stem not in (None, "imagenet"), f"its small-image stem {stem!r} is not one of {library}"),
     )
@@ -95,7 +104,9 @@ def _write_torchvision(model: FrozenBackbone, folder: Path) -> Path:
 def _refuses_timm(model: FrozenBackbone) -> str | None:
     kind = model.config.backbone.kind
     family, _, architecture = kind.partition("/")
-    if (extra := _extra_layers(model, f"timm's {architecture}", head=True)) is not None:
+    if (
+        extra := _extra_layers(model, f"timm's {architecture}", head=True, length=True)
+    ) is not None:
         return extra
     # by name: to import torchvision takes a second, and who has such a network has imported it
     bases = {f"{each.__module__}.{each.__name__}" for each in type(model.backbone.network).__mro__}
@@ -146,30 +157,103 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
     }
 
 
-def _write_hub_folder(model: FrozenBackbone, folder: Path, by_timm: bool) -> Path:
-    """Write weights, with timm's keys where it can load them, and a config.json for both."""
+def _write_timm(model: FrozenBackbone, folder: Path) -> Path:
+    return _write_timm_folder(model, folder / "timm")
+
+
+def _write_timm_folder(model: FrozenBackbone, folder: Path) -> Path:
+    """Write weights with timm's keys, and a config.json that timm and `load_backbone` read."""
     folder.mkdir()
-    _write_projector(model, folder)
-    timm_config = _timm_config(model) if by_timm else {}
-    state = (model.backbone.network if by_timm else model.backbone).state_dict()
-    if by_timm and model.backbone.embedding is not None:  # the classifier's layer
+    timm_config = _timm_config(model)
+    state = model.backbone.network.state_dict()
+    if model.backbone.embedding is not None:  # the classifier's layer
         name = timm_config["pretrained_cfg"]["classifier"]
         own = model.backbone.embedding.state_dict()
         state |= {f"{name}.{key}": tensor for key, tensor in own.items()}
+    return _write_repository(model, folder, timm_config, state)
+
+
+def _write_transformers_folder(model: FrozenBackbone, folder: Path) -> Path:
+    """Write a model of transformers as it writes one, and what makes its images."""
+    folder.mkdir()
+    tower: Any = model.backbone.network
+    theirs = json.loads(tower.model.config.to_json_string())
+    theirs["architectures"] = [type(tower.model).__name__]
+    view = model.view.config()
+    side = view["resize_px"]
+    size = {"height": side, "width": side} if view.get("squash") else {"shortest_edge": side}
+    processor = {
+        "image_processor_type": "BitImageProcessor",  # resizes, crops and normalises, as DINOv2's
+        "do_resize": True,
+        "size": size,
+        "resample": {"bilinear": 2, "bicubic": 3}[view.get("interpolation", "bilinear")],
+        "do_center_crop": True,
+        "crop_size": {"height": view["crop_px"], "width": view["crop_px"]},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": view["mean"],
+        "image_std": view["std"],
+    }
+    write_json(folder / "preprocessor_config.json", processor)
+    return _write_repository(model, folder, theirs, tower.model.state_dict())
+
+
+def _write_repository(
+    model: FrozenBackbone, folder: Path, config: dict[str, Any], state: dict[str, Any]
+) -> Path:
+    """Write a library's weights and config.json, with what `load_backbone` needs beside them."""
+    _write_projector(model, folder)
     write_tensors(state, folder / "model.safetensors")
-    tree = {**timm_config, SSLPIPE_KEY: model.config.model_dump(mode="json")}
+    tree = {**config, SSLPIPE_KEY: model.config.model_dump(mode="json")}
     write_json(folder / "config.json", tree)
     return folder
 
 
+def _refuses_hf(model: FrozenBackbone) -> str | None:
+    """Return why neither transformers' AutoModel nor timm's reader of the Hub has the network."""
+    if importlib.util.find_spec("transformers") is None:
+        return "it needs transformers, which proves it: pip install 'sslpipe[hf]'"
+    if model.config.backbone.kind == "transformers":
+        return _extra_layers(model, "its model of transformers", length=True)
+    if (reason := _refuses_timm(model)) is not None:
+        return f"neither AutoModel of transformers nor timm has such a network: {reason}"
+    return None
+
+
 def _write_hf(model: FrozenBackbone, folder: Path) -> Path:
-    by_timm = _refuses_timm(model) is None
-    path = _write_hub_folder(model, folder / "hf", by_timm)
+    path = folder / "hf"
+    if model.config.backbone.kind == "transformers":
+        library = "transformers"
+        _write_transformers_folder(model, path)
+    else:
+        library = "timm"
+        _write_timm_folder(model, path)
+    lines = usage_lines("hf", model).partition("\n")[2]  # the first one is about the upload
+    usage = {"transformers": lines.replace("FOLDER/hf", "USER/NAME")}
+    if library == "timm":
+        usage["timm"] = USAGE["timm"].replace("local-dir:FOLDER/timm", "hf-hub:USER/NAME")
+    usage["sslpipe"] = USAGE["hub_sslpipe"]
     config = model.config.model_dump(mode="json")
-    usage = {key: USAGE[f"hub_{key}"] for key in (SSLPIPE_KEY, "timm")[: 1 + by_timm]}
-    card = hub_card(config, model_card(config, usage), library="timm" if by_timm else SSLPIPE_KEY)
+    card = hub_card(config, model_card(config, usage), library=library)
     (path / "README.md").write_text(card, encoding="utf-8")
     return path
+
+
+def usage_lines(name: str, model: FrozenBackbone) -> str:
+    """Return the lines of Python that load a format of a backbone."""
+    lines: str = USAGE[name]
+    if name != "hf":
+        return lines
+    network = model.backbone.network
+    if isinstance(network, TransformersTower):
+        arguments = ", interpolate_pos_encoding=True" if network.resizes else ""
+        called = f"model(images{arguments}).{network.features_of_output(model.view.image_shape)}"
+        return lines.replace("model(images).pooler_output", called)
+    if model.backbone.embedding is None:
+        return lines
+    lines = lines.replace("AutoModel", "AutoModelForImageClassification")
+    return lines.replace("pooler_output", "logits")  # the embedding, in the place of the classes
 
 
 def _write_pt2(model: FrozenBackbone, folder: Path) -> Path:
@@ -186,17 +270,15 @@ def _write_pt2(model: FrozenBackbone, folder: Path) -> Path:
     return path
 
 
-# `USAGE` says how each is loaded
+# `usage_lines` says how each is loaded
 FORMATS: dict[str, Format] = {
     "safetensors": Format(_write_safetensors),
     "torchvision": Format(_write_torchvision, _refuses_torchvision),
-    "timm": Format(
-        lambda model, folder: _write_hub_folder(model, folder / "timm", by_timm=True), _refuses_timm
-    ),
+    "timm": Format(_write_timm, _refuses_timm),
     "onnx": Format(
         lambda model, folder: save_onnx(onnx_graph(model, model.backbone), folder / "model.onnx"),
         refuses_onnx,
     ),
     "pt2": Format(_write_pt2),
-    "hf": Format(_write_hf),
+    "hf": Format(_write_hf, _refuses_hf),
 }

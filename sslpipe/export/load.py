@@ -1,5 +1,6 @@
 """Load a backbone with all it needs beside it: from an export, a run, or weights of others."""
 
+import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -78,7 +79,7 @@ def load_backbone(
         UserError: See `load_run`.
     """
     if isinstance(source, FrozenBackbone):
-        return source
+        return _as_trained(source)
     if isinstance(source, nn.Module):
         return _load_module(source, architecture, component=component, crop_px=crop_px)
     if architecture is not None:
@@ -117,6 +118,30 @@ def load_backbone(
     if with_projector is False:
         model.projector = None
         model.update_config(projector=None, projector_sha256=None)
+    return model
+
+
+def _as_trained(model: FrozenBackbone) -> FrozenBackbone:
+    """Have a loaded backbone say what its weights are: they may have been trained further."""
+    before = model.config.weights_sha256
+    if module_sha256(model.backbone) == before:
+        return model
+    exported = copy.deepcopy(model.backbone).cpu().float()  # as an export has it
+    sha256 = module_sha256(exported)
+    if sha256 != before:
+        facts = model.config.facts
+        notes = ["then trained further in a program of its user"]
+        init = {
+            "source": model.name,
+            "format": "sslpipe",
+            "weights_sha256": before,
+            "notes": notes,
+        }
+        kept = {key: facts[key] for key in ("name", "plugins") if key in facts}
+        model.update_config(weights_sha256=sha256, facts={**kept, "init": init})
+        if model.projector is not None:
+            projector = copy.deepcopy(model.projector).cpu().float()
+            model.update_config(projector_sha256=module_sha256(projector))
     return model
 
 

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sslpipe.data.image_type import RGB8, ImageType, hex_colour
 from sslpipe.evaluation.suite_file import own_name, with_own_name
+from sslpipe.models.backbones import JOIN
 from sslpipe.recipe import is_finetune
 
 # format -> lines of Python that load it, for the model card
@@ -29,20 +30,26 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     backbone = config["backbone"]
     recipe = facts.get("recipe", {})
     rows = facts.get("evaluation", [])
-    architecture = backbone["kind"].rpartition("/")[2]
+    kind = backbone["kind"]
+    if kind == "transformers":
+        kind += f"/{backbone['config'].get('model_type')}"
+    architecture = kind.rpartition("/")[2]
     length = "of length 1" if backbone.get("normalize") else "not normalised"
     image = RGB8 if config.get("image") is None else ImageType.model_validate(config["image"])
     channels = backbone.get("channels", len(image.channels))
-    words = {
+    words: dict[str, str] = {}
+    if backbone.get("normalize"):  # of libraries whose networks do not
+        yours = "; torch.nn.functional.normalize is yours"
+        words |= {text: text + yours for text in ("# images -> features", "normalised -> (B, F)")}
+    words |= {
         "ARCHITECTURE": architecture,
         "not normalised": length,
         "uint8 RGB": "uint8 RGB" if image.is_rgb8 else f"{image.dtype} of its channels",
         "(B, 3,": f"(B, {channels},",
     }
-    if backbone.get("normalize"):
-        words["# images -> features"] = (
-            "# images -> features; torch.nn.functional.normalize is yours"
-        )
+    if backbone["kind"] != JOIN:  # whose images are those of several networks, side by side
+        side = config["crop_px"]
+        words |= {"S, S)": f"{side}, {side})", "(B, F)": f"(B, {config['num_features']})"}
     usage = dict(usage)
     for name in usage:
         for word, meant in words.items():
@@ -52,7 +59,8 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     return _TEMPLATES.get_template("model_card.md").render(
         **{**config, "image": image},
         usage=usage,
-        kind=backbone["kind"],
+        kind=kind,
+        heads=[name for name in ("timm", "transformers", "hf") if name in usage],
         length=length,
         background=None if image.background is None else hex_colour(image.background),
         elsewhere=_trained_elsewhere(facts),
@@ -107,5 +115,5 @@ _TEMPLATES.filters.update(
     plain=_plain,
     repr=repr,
     settings=_settings,
-    numbers=lambda values: ", ".join(f"{value:.4g}" for value in values),
+    numbers=lambda values: ", ".join(f"{value:.6g}" for value in values),
 )

@@ -55,7 +55,6 @@ class HubConfig(Stored):
     """A config.json of the timm and hf formats, in part."""
 
     sslpipe: Config
-    architecture: str | None = None  # timm's name of the network: then the weights' keys are its
 
 
 class SavedBackbone(nn.Module):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sslpipe.errors import ExportError
 from sslpipe.files import Tree, read_json
+from sslpipe.models.libraries import TransformersTower
 from sslpipe.run.launcher import watch_launcher
 
 TOLERANCE = 1e-5  # largest difference of two features, relative to the largest feature
@@ -100,14 +101,40 @@ def _read_sslpipe(folder: Path) -> list[nn.Module]:
     return [load_backbone(folder)]
 
 
-def _read_both(folder: Path) -> list[nn.Module]:
-    """Load timm's own model, where config.json names one, and `load_backbone`'s."""
-    models = _read_sslpipe(folder)
-    if "architecture" in read_json(folder / "config.json", Tree):
-        import timm
+def _read_timm(folder: Path) -> list[nn.Module]:
+    """Load timm's own model, and `load_backbone`'s."""
+    import timm
 
-        models.insert(0, timm.create_model(f"local-dir:{folder}", pretrained=True))
-    return models
+    return [timm.create_model(f"local-dir:{folder}", pretrained=True), *_read_sslpipe(folder)]
+
+
+def _read_hf(folder: Path) -> list[nn.Module]:
+    """Load transformers' own model; timm's, where it is one of timm; and `load_backbone`'s."""
+    import transformers
+
+    config = read_json(folder / "config.json", Tree)
+    if "architecture" not in config:
+        model = transformers.AutoModel.from_pretrained(folder)
+        tower = TransformersTower(model, config["sslpipe"]["crop_px"])
+        return [tower, *_read_sslpipe(folder)]
+    auto = transformers.AutoModel
+    if config["num_classes"]:  # its layer is the embedding
+        auto = transformers.AutoModelForImageClassification
+    return [_FeaturesOf(auto.from_pretrained(folder)), *_read_timm(folder)]
+
+
+class _FeaturesOf(nn.Module):
+    """What a model of timm's in transformers gives out: pooled features, or logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute features (B, F)."""
+        output = self.model(images)
+        features: Tensor = output.logits if "logits" in output else output.pooler_output
+        return features
 
 
 class OnnxSession(nn.Module):
@@ -135,10 +162,10 @@ class OnnxSession(nn.Module):
 READERS: dict[str, Callable[[Path], list[nn.Module]]] = {
     "safetensors": _read_sslpipe,
     "torchvision": _read_torchvision,
-    "timm": lambda folder: _read_both(folder / "timm"),
+    "timm": lambda folder: _read_timm(folder / "timm"),
     "onnx": lambda folder: [OnnxSession(folder / "model.onnx")],
     "pt2": lambda folder: [torch.export.load(folder / "model.pt2").module()],
-    "hf": lambda folder: _read_both(folder / "hf"),
+    "hf": lambda folder: _read_hf(folder / "hf"),
 }
 
 

@@ -13,7 +13,7 @@ Layout of a folder that `export_backbone` writes (a format that was not requeste
     model.int8.onnx       format "onnx-int8": the same in 8 bits, proved by its `Agreement`
     model*.pixels.onnx    beside each of these, where requested: uint8 pixels -> features
     model.pt2             format "pt2": the same as a program of torch.export
-    hf/                   format "hf": a repository for the Hugging Face Hub, with its model card
+    hf/                   format "hf": a repository of the Hugging Face Hub, for AutoModel and timm
 """
 
 import copy
@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from sslpipe.data.index import Split
 from sslpipe.errors import ExportError, as_path, check_list, did_you_mean
 from sslpipe.export.folder import sha256_sums
-from sslpipe.export.formats import FORMATS
+from sslpipe.export.formats import FORMATS, usage_lines
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
-from sslpipe.export.model_card import USAGE, model_card
+from sslpipe.export.model_card import model_card
 from sslpipe.export.onnx_files import (
     INT8,
     INT8_FILE,
@@ -154,7 +154,7 @@ def export_model(
             say(f"put preprocessing into {name}")
             path = with_preprocessing(written[name], model.view)
             written[f"{name}-pixels"], usages[f"{name}-pixels"] = path, onnx_usage(path.name)
-        usages |= {name: USAGE[name] for name in formats}
+        usages |= {name: usage_lines(name, model) for name in formats}
         card = model_card(model.config.model_dump(mode="json"), usages)
         (folder / "README.md").write_text(card, encoding="utf-8")
         for part in (folder / "timm", folder / "hf", folder):  # each can be used alone

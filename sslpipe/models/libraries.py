@@ -5,7 +5,7 @@ of a hub is run: of a configuration only the library's own classes are built.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,10 +67,7 @@ class TransformersTower(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute features (B, F) of images (B, C, S, S)."""
-        if self.resizes:
-            output = self.model(pixel_values=images, interpolate_pos_encoding=True)
-        else:
-            output = self.model(pixel_values=images)
+        output = self._output(images)
         pooled: Tensor | None = getattr(output, "pooler_output", None)
         if pooled is not None:
             return pooled.flatten(1)
@@ -78,6 +75,25 @@ class TransformersTower(nn.Module):
         if hidden.ndim == 4:
             return hidden.mean(dim=(2, 3))  # (B, F, h, w) -> (B, F)
         return hidden[:, 0] if self.has_class_token else hidden.mean(dim=1)  # (B, N, F) -> (B, F)
+
+    def _output(self, images: Tensor) -> Any:
+        if self.resizes:
+            return self.model(pixel_values=images, interpolate_pos_encoding=True)
+        return self.model(pixel_values=images)
+
+    @torch.no_grad()
+    def features_of_output(self, image_shape: Sequence[int]) -> str:
+        """Write what `forward` takes of the model's output, as Python: "last_hidden_state[:, 0]".
+
+        Args:
+            image_shape: (C, S, S).
+        """
+        output = self._output(torch.zeros((1, *image_shape)))
+        if getattr(output, "pooler_output", None) is not None:
+            return "pooler_output.flatten(1)"
+        if output.last_hidden_state.ndim == 4:
+            return "last_hidden_state.mean(dim=(2, 3))"
+        return f"last_hidden_state{'[:, 0]' if self.has_class_token else '.mean(dim=1)'}"
 
 
 def image_config(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def suite(
         index.check_files(each.name)
         check_labelled(each.name, each.labels)
     if isinstance(model, FrozenBackbone):
-        backbone = copy.deepcopy(model)
+        backbone = load_backbone(copy.deepcopy(model))
     else:
         backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
     if chosen := weights_text(backbone):

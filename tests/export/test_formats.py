@@ -26,7 +26,7 @@ from sslpipe.export import formats, onnx_files
 from sslpipe.export import write as export
 from sslpipe.export.load import load_run
 from sslpipe.export.verify import READERS, read
-from sslpipe.export.write import FORMATS, TOLERANCE, USAGE, export_model, refusals
+from sslpipe.export.write import FORMATS, TOLERANCE, export_model, refusals, usage_lines
 from sslpipe.portable import sha256_of
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Projector
@@ -34,7 +34,7 @@ from tests.evaluation.test_verdict import compared
 from tests.export.test_write import break_format, flip_a_convolution
 from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import VIEW, features, read_here, trained, tree
-from tests.helpers.runs import write_recipe
+from tests.helpers.runs import RECIPE, write_recipe
 from tests.helpers.weights import randomised, saved
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +52,17 @@ def resnet(tmp_path_factory):
 
 
 VIT = "timm/vit_tiny_patch16_224"
+SMALL_VIT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "patch_size": 8,
+}
+DINO = {"model_type": "dinov2", "image_size": 32, **SMALL_VIT}
+PLAIN_VIT = {"model_type": "vit", "image_size": 64, **SMALL_VIT}  # views are of 32 px
+CONVNEXT = {"model_type": "convnext", "hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}
+NO_LIBRARY = ["torchvision", "timm", "hf"]
 
 
 @pytest.mark.promise(7)
@@ -59,7 +70,7 @@ VIT = "timm/vit_tiny_patch16_224"
 @pytest.mark.parametrize(
     ("kind", "arguments", "refused", "traced"),
     [
-        ("small_resnet", {"pool": "gem"}, ["torchvision", "timm"], False),
+        ("small_resnet", {"pool": "gem"}, ["torchvision", "timm", "hf"], False),
         ("timm/resnet10t", {}, ["torchvision"], False),
         ("timm/resnet10t", {"embedding_dim": 6, "normalize": True}, ["torchvision"], False),
         ("timm/resnet10t", {"normalize": True}, ["torchvision"], False),
@@ -67,10 +78,19 @@ VIT = "timm/vit_tiny_patch16_224"
         (VIT, {"depth": 1, "embedding_dim": 6}, ["torchvision"], False),
         pytest.param(
             *("timm/resnet10t", {"embedding_dim": 6, "embedding_taps": ["layer2"]}),
-            *(["torchvision", "timm"], True),
+            *(["torchvision", "timm", "hf"], True),
             marks=pytest.mark.slow,
         ),
         (VIT, {"depth": 1}, ["torchvision"], False),
+        ("transformers", {"config": DINO}, ["torchvision", "timm"], False),
+        ("transformers", {"config": DINO, "normalize": True}, ["torchvision", "timm"], False),
+        ("transformers", {"config": PLAIN_VIT}, ["torchvision", "timm"], False),
+        ("transformers", {"config": CONVNEXT}, ["torchvision", "timm"], False),
+        *(
+            ("transformers", {"config": DINO, "embedding_dim": 6}, NO_LIBRARY, False),
+            ("torchvision/resnet18", {"stem": "small"}, NO_LIBRARY, False),
+            ("torchvision/mobilenet_v3_small", {}, ["timm", "hf"], False),
+        ),
         pytest.param(VIT, {"depth": 1}, ["torchvision"], True, marks=pytest.mark.slow),
     ],
 )
@@ -111,8 +131,16 @@ def test_two_exports_are_the_same_bytes_and_tell_no_folder_of_this_machine(tmp_p
     model, config = "model.safetensors", "config.json"
     assert set(found[0]) == {
         *("README.md", config, model, "model.onnx", "model.pt2"),
-        *("hf/README.md", f"hf/{config}", f"hf/{model}"),
     }
+    hub = []
+    for name in ("three", "four"):
+        export_model(trained("timm/resnet10t", embedding_dim=6), tmp_path / name, ["hf"])
+        files = (path for path in (tmp_path / name).rglob("*.*"))
+        hub.append({str(p.relative_to(tmp_path / name)): p.read_bytes() for p in files})
+    assert set(hub[0]) == {"README.md", "hf/README.md", f"hf/{config}", f"hf/{model}"}
+    assert hub[0] == hub[1]
+    found[0] |= {f"hub/{name}": raw for name, raw in hub[0].items()}
+    found[1] |= {f"hub/{name}": raw for name, raw in hub[1].items()}
     assert found[0] == found[1]
     for name, raw in found[0].items():
         for place in (str(ROOT), str(Path(torch.__file__).parent.parent), str(Path.home()), '.py"'):
@@ -128,9 +156,9 @@ def test_the_lines_of_the_page_and_the_model_card_load_each_format(
     assert len(blocks) == len(FORMATS) == len(READERS)
     page = (ROOT / "docs" / "export.md").read_text()
     for name, block in zip(FORMATS, blocks, strict=True):
-        usage = USAGE[name].replace("ARCHITECTURE", "resnet18")
-        assert usage == block
+        usage = usage_lines(name, model).replace("ARCHITECTURE", "resnet18")
         assert usage in page, name
+        assert usage.replace("S, S", "32, 32").replace("B, F", "B, 512") == block
     # USER/NAME is downloaded, and there is no network
     repo, revision = tmp_path / "models--USER--NAME", "0" * 40
     (repo / "refs").mkdir(parents=True)
@@ -142,14 +170,21 @@ def test_the_lines_of_the_page_and_the_model_card_load_each_format(
     images = torch.full((2, 3, 32, 32), 0.5)
     with torch.no_grad():
         expected = model(images).numpy()
-    for block in blocks:
+    hub = re.findall(r"```python\n(.*?)```", (out / "hf" / "README.md").read_text(), re.S)
+    assert [text.splitlines()[0] for text in hub] == [
+        "import transformers",
+        "import timm",
+        "import sslpipe",
+    ]
+    assert "FOLDER" not in "".join(hub)
+    for block in [*blocks, *hub]:
         given = {"images": images}
         if "session" in block:
             given["images"] = images.numpy()
         elif "encode" in block:
             given["images"] = torch.randint(0, 256, (2, 3, 40, 40), dtype=torch.uint8)
         exec(block.replace("FOLDER", str(out)), given)
-        if "onnx" in block or "torch.export" in block:
+        if any(word in block for word in ("onnx", "torch.export", "transformers")):
             assert np.asarray(given["features"].data) == pytest.approx(expected, rel=1e-4, abs=1e-4)
     assert (
         "_IncompatibleKeys(missing_keys=['fc.weight', 'fc.bias'], unexp" in capsys.readouterr().out
@@ -243,7 +278,8 @@ SETTINGS = Projector(hidden_dim=24, out_dim=6)
 
 
 def test_the_projector_travels_with_the_backbone_where_it_is_asked_for(tmp_path, monkeypatch):
-    model, images = trained(projector=SETTINGS), torch.randn(4, 3, 32, 32)
+    model = trained("timm/resnet10t", projector=SETTINGS)
+    images = torch.randn(4, 3, 32, 32)
     export_model(model, tmp_path / "out", ["safetensors", "hf"])
     for folder in (tmp_path / "out", tmp_path / "out" / "hf"):
         again = sslpipe.load_backbone(folder)
@@ -273,7 +309,10 @@ def evaluated(tmp_path_factory):
     """A run of two steps with an eval.json of its weights, under a name that attacks."""
     folder = tmp_path_factory.mktemp("evaluated")
     data = write_dataset(folder / "data")
-    train(load_recipe(write_recipe(folder), ["steps=2"]), load_index(data), folder / "run")
+    network = 'kind = "torchvision/resnet18"\nstem = "imagenet"\n'
+    text = RECIPE.replace('kind = "small_resnet"\nwidths = [8, 16, 16]\n', network)
+    recipe = load_recipe(write_recipe(folder, text), ["steps=2"])
+    train(recipe, load_index(data), folder / "run")
     row = {"features": "ssl", "whitened": False, "column": "kNN", "protocol": "knn k=20"}
     row |= {"value": 0.5, "interval95": [0.4, 0.6], "queries": 40, "bank": 80, "metric": "top1"}
     row |= {"details": {"confusion": [[1]]}}
@@ -301,7 +340,7 @@ def test_the_card_holds_the_measured_numbers_and_their_protocols(evaluated, tmp_
     out = tmp_path / "out"
     export_model(model, out, ["hf"])
     card = ModelCard.load(out / "hf" / "README.md")  # the Hub's own parser
-    assert card.data.library_name == "sslpipe"
+    assert card.data.library_name == "timm"
     assert card.data.pipeline_tag == "image-feature-extraction"
     assert card.data.tags == ["self-supervised-learning", "contrastive-learning", "sslpipe"]
     for text in (

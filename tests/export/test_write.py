@@ -182,11 +182,11 @@ def test_pickled_weights_are_never_read(tmp_path):
 def test_of_two_exports_into_one_folder_at_once_one_is_there_and_whole(tmp_path, overwrite):
     """Without --overwrite the second is refused; with it, it replaces the first."""
     out = tmp_path / "out"
-    models = [trained(widths=[8, width]) for width in (8, 16, 24)]
+    models = [trained("timm/resnet10t", embedding_dim=width) for width in (8, 16, 24)]
 
     def export(model):
         try:
-            export_model(model, out, ["safetensors", "hf"], overwrite=overwrite)
+            export_model(model, out, ["safetensors", "timm"], overwrite=overwrite)
         except ExportError as error:
             return str(error)
         return "written"
@@ -196,5 +196,5 @@ def test_of_two_exports_into_one_folder_at_once_one_is_there_and_whole(tmp_path,
     assert said.count("written") == (3 if overwrite else 1)
     assert all("exists" in text for text in said if text != "written")
     assert load_backbone(out).num_features in (8, 16, 24)
-    assert load_backbone(out / "hf").config == load_backbone(out).config
+    assert load_backbone(out / "timm").config == load_backbone(out).config
     assert os.listdir(tmp_path) == ["out"]
