@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
+from sslpipe.augment.preview import DrawPartners
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.holdout import (
     bank_ids,
@@ -155,6 +156,13 @@ class Pretraining(Plan[Parts]):
     def remarks(self, parts: Parts) -> list[str]:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
         return judge(self, parts, refusals=REFUSALS, remarks=REMARKS)
+
+    @property
+    def draw_partners(self) -> DrawPartners | None:
+        """What draws the partners that second views are of; None without [pairs]."""
+        if self.pairing is None or self.pairing.partners is None:
+            return None
+        return self.pairing.partners.of_samples
 
     def check_processes(self, world_size: int) -> None:
         """Refuse a number of processes that cannot share the streams. Raises: RecipeError."""

@@ -5,10 +5,8 @@ from typing import Any
 
 from PIL import Image
 
-from sslpipe.augment.preview import preview_grid
-from sslpipe.augment.two_views import build_augment
-from sslpipe.plan import Pretraining
 from sslpipe.run.contract import Plan
+from sslpipe.run.pictures import views_picture
 from sslpipe.sharding.show import choose_ids
 
 
@@ -31,19 +29,7 @@ def preview(
         The picture, and the ids of the images on it, ascending.
     """
     recipe = plan.recipe
-    split = plan.index.split(recipe.data.split)  # with the data's own classes
+    split = plan.index.split(recipe.data.split)
     chosen = choose_ids(split, ids, count=images, seed=recipe.seed)
-    pairing = plan.pairing if isinstance(plan, Pretraining) else None
-    partners = None if pairing is None else pairing.partners
-    grid = preview_grid(
-        plan.index,
-        split,
-        build_augment(recipe, plan.index),
-        seed=recipe.seed,
-        epoch=epoch or 0,
-        num_epochs=2 if epoch is None else 1,
-        ids=chosen,
-        canvas_px=recipe.data.canvas_px,
-        partners=None if partners is None else partners.of_samples,
-    )
+    grid = views_picture(plan, chosen, epoch=epoch or 0, num_epochs=2 if epoch is None else 1)
     return grid, chosen.tolist()

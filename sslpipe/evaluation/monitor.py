@@ -1,6 +1,7 @@
 """Measure the backbone during training, inside a slice of train that it never sees."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from sslpipe.evaluation.label_free import label_free_numbers
 from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.precision import wide_dtype
 
+Look = Callable[[Embeddings, Embeddings], None]
+
 MONITOR_K = 20  # DINO's script reports its best at 10 and 20
 SMALL_CLASS = 5  # images of the largest held-out class, at most, where the nearest one decides
 
@@ -34,6 +37,7 @@ class Watched(NamedTuple):
     canvas_px: int = 256  # as in `embed`, like the next two
     num_workers: int = 2
     reader: Reader | None = None
+    look: Look | None = None  # called on rank 0 with the rows of `ids`, and those they search
 
     def embed(self, backbone: nn.Module, view: View, ids: NDArray[np.int64]) -> Embeddings:
         """Embed samples on the device; rows stay there, to be searched, where it has float64.
@@ -81,6 +85,8 @@ def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, 
     views = watched.embed(backbone, probe, watched.ids)
     if watched.process.rank != 0 or len(rows.ids) < 2:
         return {}
+    if watched.look is not None:
+        watched.look(rows, rows if more is None else Embeddings.joined([rows, more]))
     numbers = {}
     labelled = rows.rows(rows.labels >= 0)
     classes = labelled.labels.cpu().numpy()
@@ -109,6 +115,8 @@ def retrieval_monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> 
     if watched.process.rank != 0:
         return {}
     searched = rows if more is None else Embeddings.joined([rows, more])
+    if watched.look is not None and len(searched.ids) > 1:
+        watched.look(rows, searched)
     return _retrieval(rows, searched, "validation")
 
 

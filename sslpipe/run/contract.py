@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
+from sslpipe.augment.preview import DrawPartners
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import RecipeError
@@ -157,6 +158,11 @@ class Plan(ABC, Generic[PartsT]):
     @abstractmethod
     def groups(self, parts: PartsT) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
+
+    @property
+    def draw_partners(self) -> DrawPartners | None:
+        """What draws the partners that second views are of; None: each image makes its own."""
+        return None
 
     def step_flops(self, parts: PartsT) -> float:
         """Count FLOPs of a step, forward and backward; 0: utilisation is not logged."""

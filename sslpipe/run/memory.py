@@ -231,7 +231,9 @@ def gib(count: int) -> str:
     return f"{count / 2**10:.0f} KiB"
 
 
-def checkpointed_bytes(backbone: Backbone, count: Callable[..., int], **views: int) -> int:
+def checkpointed_bytes(
+    backbone: Backbone, count: Callable[..., int], *, rows: int, channels: int = 3
+) -> int:
     """Count what a forward with activation checkpointing keeps, and what backward makes again.
 
     That is the activations of one block, the one with the most.
@@ -239,13 +241,14 @@ def checkpointed_bytes(backbone: Backbone, count: Callable[..., int], **views: i
     Args:
         backbone: With activation checkpointing.
         count: `saved_bytes` of a model that it is part of.
-        views: Arguments of `saved_bytes`.
+        rows: As in `saved_bytes`.
+        channels: As there.
     """
-    kept = count(**views)
+    kept = count(rows=rows, channels=channels)
     blocks = checkpointed_blocks(backbone)
     checkpoint_activations(backbone, "", enabled=False)
     try:
-        recomputed = count(**views, largest_of=blocks)
+        recomputed = count(rows=rows, channels=channels, largest_of=blocks)
     finally:
         checkpoint_activations(backbone, "")
     return kept + recomputed

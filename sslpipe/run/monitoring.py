@@ -3,17 +3,22 @@
 Who is scored is the backbone, and with optim.ema its average, whose numbers begin with "ema_".
 """
 
+from functools import partial
+
 import torch
+from PIL import Image
 from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.reader import Reader
-from sslpipe.evaluation.monitor import Watched
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.monitor import Look, Watched
 from sslpipe.run.best import EMA, Best
 from sslpipe.run.contract import PartsT, Plan
 from sslpipe.run.directory import HeldDirectory
 from sslpipe.run.health import StartAlarm
 from sslpipe.run.log import read_metrics
+from sslpipe.run.pictures import nearest_ids, neighbours_picture, shows_neighbours
 from sslpipe.run.reporter import Reporter
 
 
@@ -93,14 +98,32 @@ class Monitor:
 
     def _evaluate(self, done: int) -> dict[str, float]:
         self._held.watchdog(done, "evaluating")
-        values = self.measure(done)
+        seen: list[tuple[Embeddings, Embeddings]] = []
+
+        def look(queries: Embeddings, searched: Embeddings) -> None:
+            seen.append((queries, searched))
+
+        recipe = self._plan.recipe
+        shown = self._reporter.takes_pictures and shows_neighbours(
+            done, recipe.run.monitor_steps or 1, recipe.total_steps
+        )
+        values = self.measure(done, look if shown else None)
         self._reporter.evals(done, values)
+        for queries, searched in seen[:1]:  # of the trained backbone
+            draw = partial(self._draw_neighbours, queries, searched)
+            self._reporter.picture(done, "neighbours", draw)
         return values
 
-    def measure(self, done: int) -> dict[str, float]:
+    def _draw_neighbours(self, queries: Embeddings, searched: Embeddings) -> Image.Image:
+        canvas_px = self._plan.recipe.data.canvas_px
+        ids = nearest_ids(queries, searched)
+        return neighbours_picture(self._plan.split, self._watched.reader, ids, canvas_px)
+
+    def measure(self, done: int, look: Look | None = None) -> dict[str, float]:
         """Embed on all ranks and score on rank 0; the others get no numbers."""
+        watched = self._watched._replace(look=look)
         numbers: dict[str, float] = {}
         for prefix, backbone in self.backbones.items():
-            scores = self._plan.score(backbone, self._view, self._watched)
+            scores = self._plan.score(backbone, self._view, watched)
             numbers |= {f"{prefix}{name}": value for name, value in scores.items()}
         return numbers

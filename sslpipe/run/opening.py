@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from PIL import Image
 from torch import nn
 
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import optimizer_over
 from sslpipe.portable import ignores_hang_up
+from sslpipe.random import permutation
 from sslpipe.run.accelerator import (
     describe_run,
     place,
@@ -34,11 +37,14 @@ from sslpipe.run.health import Alarms
 from sslpipe.run.log import read_metrics
 from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.monitoring import Monitor
+from sslpipe.run.pictures import views_picture
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.reporter import Reporter, RunLog
 from sslpipe.run.run import Run
 from sslpipe.run.stop import StopRequest
 from sslpipe.run.throughput import Meter, peak_flops
+
+PREVIEWED = 8  # images whose views a tracker shows
 
 
 @contextmanager
@@ -68,6 +74,7 @@ def open_run(
 
         run = _place_and_resume(plan, parts, held)
         _announce(run, remarks)
+        _show_views(run)
         if plan.recipe.init and run.first_step == 0 and run.monitor.is_on:
             run.score_start()  # a run from weights should not fall below them
         yield run
@@ -236,6 +243,18 @@ def _listen_for_a_stop(held: HeldDirectory, reporter: Reporter) -> StopRequest:
             "environment's SSLPIPE_STOP_FILE names does"
         )
     return stop_requested
+
+
+def _show_views(run: Run[PartsT]) -> None:
+    """Show the views of some images in the trackers, at the start of a run."""
+
+    def draw() -> Image.Image:
+        samples = len(run.plan.split)
+        ids = np.sort(permutation(samples, [run.recipe.seed])[:PREVIEWED])  # as `sslpipe preview`
+        return views_picture(run.plan, ids)
+
+    if run.first_step == 0:
+        run.reporter.picture(0, "views", draw)
 
 
 def _announce(run: Run[PartsT], remarks: Sequence[str]) -> None:

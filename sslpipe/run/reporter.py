@@ -5,11 +5,13 @@ Rank 0 writes. A tracker is a copy of the numbers, and can never stop a run.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+from PIL import Image
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sslpipe.data.reader import Quarantined
@@ -31,6 +33,7 @@ class Reporter:
     """What a run reports to; this one, of ranks other than 0, writes nothing."""
 
     writes = False
+    takes_pictures = False  # whether a tracker shows them
 
     def step_done(self, done: int) -> None:
         """Move the progress bar to `done` steps."""
@@ -40,6 +43,9 @@ class Reporter:
 
     def evals(self, step: int, values: Mapping[str, float]) -> None:
         """Write what an evaluation measured; nothing where it measured nothing."""
+
+    def picture(self, step: int, name: str, draw: Callable[[], Image.Image]) -> None:
+        """Show a picture in the trackers that take some; it is drawn for these alone."""
 
     def event(self, step: int, kind: str, values: Mapping[str, Any] = NOTHING) -> None:
         """Write that something happened: resumed, skipped a step, collapsed, stopped."""
@@ -103,6 +109,8 @@ class RunLog(Reporter):
                 self.warn(f"{path}: skipped {count} damaged lines")
         self._file = open_log(self.path)  # for the whole run
         self._trackers = Trackers(trackers, run_dir, name=name, config=config, warn=self.warn)
+        self.takes_pictures = self._trackers.take_pictures
+        self._not_drawn: set[str] = set()
         self._steps = steps
         self._timed_from = first_step
         self._logged_step = first_step
@@ -184,6 +192,22 @@ class RunLog(Reporter):
         if known and steps_per_s:
             line += f"  {clock((self._steps - step) / steps_per_s)} left"
         self.say(line)
+
+    def picture(self, step: int, name: str, draw: Callable[[], Image.Image]) -> None:
+        """Show a picture in the trackers that take some; it is drawn for these alone.
+
+        One that cannot be drawn is a warning, and the last of its name: it never stops a run.
+        """
+        if not self.takes_pictures or name in self._not_drawn:
+            return
+        try:
+            with torch.random.fork_rng(devices=[]):
+                image = draw()
+        except Exception as error:  # whatever a sample, or a plug-in's views, may raise
+            self._not_drawn.add(name)
+            self.warn(f"the trackers show no {name}, which could not be drawn: {error}")
+            return
+        self._trackers.log_image(name, image, step)
 
     def event(self, step: int, kind: str, values: Mapping[str, Any] = NOTHING) -> None:
         """Write that something happened: resumed, skipped a step, collapsed, stopped."""

@@ -10,9 +10,12 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from sslpipe.portable import read_regular, write_atomically
 from sslpipe.recipe.reading import leaves
@@ -39,6 +42,11 @@ def run_id(run_dir: Path) -> str:
     return kept
 
 
+def run_name(run_dir: Path) -> str:
+    """Return the name of a run directory in trackers, by which people tell it from others."""
+    return f"{run_dir.resolve().name}-{run_id(run_dir)}"
+
+
 class _TensorBoard:
     """One folder of TensorBoard's: settings and numbers of one start are in one file of events."""
 
@@ -62,28 +70,83 @@ class _TensorBoard:
             self._writer.add_scalar(key, value, global_step=step)
         self._writer.flush()
 
+    def log_images(self, values: Mapping[str, Sequence[Image.Image]], step: int) -> None:
+        for key, images in values.items():
+            for image in images:
+                pixels = np.asarray(image.convert("RGB"))
+                self._writer.add_image(key, pixels, global_step=step, dataformats="HWC")
+        self._writer.flush()
+
     def finish(self) -> None:
         self._writer.close()
 
 
-def _wandb(name: str, run_dir: Path) -> Any:
-    from accelerate.tracking import WandBTracker
+class _WandB:
+    """One run of wandb's, under the id of the run directory, in the project of the recipe's name.
 
-    _import_wandb(run_dir)
-    return WandBTracker(
-        name,
-        dir=str(run_dir),
-        name=name,
-        id=run_id(run_dir),
-        resume="allow",
-        settings={"init_timeout": 60},
-    )
+    Numbers carry their optimizer step, by which charts are drawn: by its own counter wandb drops
+    what comes late, as the evaluation of an earlier checkpoint, or steps repeated after a kill.
+    """
+
+    def __init__(self, name: str, run_dir: Path) -> None:
+        self._project = os.environ.get("WANDB_PROJECT", name)
+        self._run_dir = run_dir
+
+    def start(self) -> None:
+        _import_wandb(self._run_dir)
+        import wandb
+
+        self._wandb: Any = wandb
+        self._run: Any = wandb.init(
+            project=self._project,
+            name=run_name(self._run_dir),
+            id=run_id(self._run_dir),
+            dir=str(self._run_dir),
+            resume="allow",
+            settings=wandb.Settings(init_timeout=60),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def store_init_configuration(self, settings: dict[str, Any]) -> None:
+        self._run.config.update(settings, allow_val_change=True)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log({**values, "step": step})
+
+    def log_images(self, values: Mapping[str, Sequence[Image.Image]], step: int) -> None:
+        pictures = {k: [self._wandb.Image(each) for each in v] for k, v in values.items()}
+        self._run.log({**pictures, "step": step})
+
+    def finish(self) -> None:
+        self._run.finish()
 
 
-def _trackio(name: str, run_dir: Path) -> Any:
-    from accelerate.tracking import TrackioTracker
+class _Trackio:
+    """One run of trackio's, found again by its name."""
 
-    return TrackioTracker(name, name=f"{name}-{run_id(run_dir)}", resume="allow")
+    def __init__(self, name: str, run_dir: Path) -> None:
+        self._project = name
+        self._name = run_name(run_dir)
+
+    def start(self) -> None:
+        import trackio
+
+        self._trackio: Any = trackio
+        self._run: Any = trackio.init(project=self._project, name=self._name, resume="allow")
+
+    def store_init_configuration(self, settings: dict[str, Any]) -> None:
+        self._trackio.config.update(settings, allow_val_change=True)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def log_images(self, values: Mapping[str, Sequence[Image.Image]], step: int) -> None:
+        for key, images in values.items():
+            for image in images:
+                self._run.log({key: self._trackio.Image(image)}, step=step)
+
+    def finish(self) -> None:
+        self._run.finish()
 
 
 def _import_wandb(run_dir: Path) -> None:
@@ -100,10 +163,11 @@ def _import_wandb(run_dir: Path) -> None:
 
 
 # (run's name, run directory) -> what has start(), store_init_configuration(settings),
-# log(values, step=) and finish(), as accelerate.tracking.GeneralTracker
+# log(values, step=) and finish(), as accelerate.tracking.GeneralTracker; and, where it shows
+# pictures, log_images({name: [PIL image]}, step=)
 TRACKERS = Table[Callable[[str, Path], Any]](
     "tracker",
-    {"wandb": _wandb, "tensorboard": _TensorBoard, "trackio": _trackio},
+    {"wandb": _WandB, "tensorboard": _TensorBoard, "trackio": _Trackio},
     "sslpipe.trackers",
 )
 
@@ -152,6 +216,21 @@ class Trackers:
         """Copy numbers, as KIND/NAME, after so many steps."""
         named = {f"{kind}/{key}": value for key, value in values.items()}
         self._each(lambda tracker: tracker.log(named, step=step), "failed and is now switched off")
+
+    @property
+    def take_pictures(self) -> bool:
+        """Whether any of them shows pictures."""
+        return any(hasattr(tracker, "log_images") for tracker in self.started.values())
+
+    def log_image(self, name: str, image: Image.Image, step: int) -> None:
+        """Show a picture, after so many steps, in those that show some."""
+        values = {name: [image]}
+
+        def show(tracker: Any) -> None:
+            if hasattr(tracker, "log_images"):
+                tracker.log_images(values, step=step)
+
+        self._each(show, "failed and is now switched off")
 
     def close(self) -> None:
         """End all of them."""

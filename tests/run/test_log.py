@@ -178,7 +178,7 @@ def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
         {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in each} for each in items
     ]
     (line,) = [each for each in logged if "train/loss" in each]
-    assert (line["_step"], line["train/loss"]) == (3, 1.5)
+    assert (line["step"], line["train/loss"]) == (3, 1.5)
     config = b"".join(p.read_bytes() for p in run.rglob("*") if p.is_file())
     assert SECRET.encode() not in config
 
