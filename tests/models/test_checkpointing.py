@@ -61,7 +61,7 @@ def built(kind):
         return Backbone(network(), 1000).double().train()
     if kind == "transformers":
         pytest.importorskip("transformers")
-    return build_backbone(backbone_settings(kind, **network), crop_px=32).double().train()
+    return build_backbone(backbone_settings(kind, network), crop_px=32).double().train()
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -120,7 +120,7 @@ class NoBlocks(nn.Module):
 )
 def test_a_network_that_cannot_is_refused_by_the_settings_name(kind, reason):
     if kind == "ours":
-        backbone = build_backbone(backbone_settings("small_resnet", widths=[3]), crop_px=32)
+        backbone = build_backbone(backbone_settings("small_resnet", {"widths": [3]}), crop_px=32)
         backbone.network = NoBlocks()
     else:
         backbone = build_backbone(backbone_settings(kind), crop_px=32)
