@@ -59,7 +59,7 @@ def run_of(module, recipe, data, run_dir, start):
     return read_state(latest(run_dir))
 
 
-RUIN = ("optim.peak_lr=1e18", "optim.schedule=constant", "steps=6", "run.max_bad_steps=100")
+RUIN = ("optim.peak_lr=1e12", "optim.schedule=constant", "steps=6", "run.max_bad_steps=100")
 
 
 @pytest.mark.promise(15)
