@@ -14,6 +14,7 @@ interval over classes. `cpu_s` is the CPU time of the training with its watch, i
 
 import json
 import resource
+import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -67,7 +68,11 @@ def run(folder: Path, name: str, seed: int, settings: list[str], out: Path) -> l
     words = ("--init", choice, "--data", data, "--run-dir", trained)
     sslpipe("train", recipe, *words, f"seed={seed}", "run.device=cpu", *settings)
     cpu_s = round(children_s() - before_s, 1)
-    sslpipe("choose", choice, trained, *sizes, *common, "--out", joined)
+    try:
+        sslpipe("choose", choice, trained, *sizes, *common, "--out", joined)
+    except subprocess.CalledProcessError as error:
+        if error.returncode != 2:  # else the run kept its start, and is skipped as the same weights
+            raise
     backbones = {
         START: f"{weights}@{PX[0]}",
         CHOSEN: choice,
