@@ -269,7 +269,7 @@ def scripted_in_rank(process, fault, init, start, recipe, data, run_dir, *overri
     """
     os.environ["SSLPIPE_FAULT"] = fault
 
-    def scores(monitor, done):
+    def scores(monitor, done, look=None):
         averaged = {"ema_": AVERAGED} if "ema_" in monitor.backbones else {}
         scripts = {"": SCRIPT} | averaged
         return {
