@@ -70,6 +70,7 @@ def run(name: str) -> None:
         cell.metadata = {}
         if cell.cell_type == "code":
             cell.outputs = stored(cell.outputs)
+    notebook.metadata["language_info"] = {"name": "python"}  # not this machine's version
     nbformat.write(notebook, file)
 
 
