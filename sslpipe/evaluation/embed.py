@@ -1,6 +1,7 @@
 """A backbone and a split -> one row of features a sample, in the order of their ids."""
 
 import hashlib
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -270,7 +271,7 @@ def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
 
 def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     """Read as `load_embeddings`, without checking the numbers."""
-    if path.is_dir():
+    if os.path.isdir(path):  # False for a name that is too long, too
         raise DataError(f"{path} is a folder; name a file that `sslpipe embed` wrote")
     try:
         open_regular(path).close()

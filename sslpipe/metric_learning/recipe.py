@@ -15,6 +15,7 @@ from sslpipe.recipe.sections import (
     RunData,
     RunRecipe,
     Tune,
+    Width,
 )
 from sslpipe.registry.schema import Kinds, KindSettings, Settings, SparseSettings
 
@@ -68,7 +69,7 @@ class Sampler(Settings):
 class Embedding(Settings):
     """What the finished model gives out."""
 
-    dim: Positive | None = None
+    dim: Width | None = None
     """Width of a linear layer behind the pooled features; none: the features themselves."""
     taps: tuple[str, ...] = ()
     """Names of the network's modules, "layer2" say, whose outputs have an embedding layer each,

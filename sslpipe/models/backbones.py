@@ -24,7 +24,7 @@ from sslpipe.models.small_resnet import make_small_resnet
 from sslpipe.models.stems import Stem, StemSetting, set_stem
 from sslpipe.portable import memory_is_short
 from sslpipe.recipe.messages import explain_errors
-from sslpipe.recipe.sections import BACKBONE, Positive
+from sslpipe.recipe.sections import BACKBONE, Positive, Width
 from sslpipe.registry import Table
 from sslpipe.registry.schema import KindSettings, Settings, SparseSettings, refusals
 
@@ -122,7 +122,7 @@ class BackboneSettings(SparseSettings):
 
     channels: Annotated[int, Field(ge=1, le=MOST_CHANNELS)] = RGB_CHANNELS
     """Of the images; the data decide, and it need not be given."""
-    embedding_dim: Positive | None = None
+    embedding_dim: Width | None = None
     """Width of a linear layer behind the pooled features; none: without it."""
     embedding_taps: list[str] = Field([])
     """Modules of the network whose outputs have an embedding layer each, beside the pooled
@@ -226,7 +226,7 @@ class SmallResNetSettings(BackboneSettings):
     """A ResNet for small images on a CPU: one convolution as the stem, then one stage a width."""
 
     kind: Literal["small_resnet"] = "small_resnet"
-    widths: Annotated[list[Positive], Field(min_length=1)] = Field([32, 64, 128])
+    widths: Annotated[list[Width], Field(min_length=1)] = Field([32, 64, 128])
     """Channels of the stages; each but the first halves the resolution. The last is the number of
     features."""
     blocks: Positive = 1

@@ -10,8 +10,9 @@ from sslpipe.models.pooling import is_pooling
 from sslpipe.recipe.sections import RunRecipe, Tune
 
 PREFIX = "backbone.network."  # of the parameters of weights, in the models that runs train
-# children by which torchvision and timm hold a row of blocks
-_ROWS_OF_BLOCKS = {"blocks", "features", "layers", "stages"}
+# children by which torchvision, timm, transformers and open_clip hold a row of blocks
+_ROWS_OF_BLOCKS = {"blocks", "features", "layers", "resblocks", "stages"}
+_WRAPPERS = {"model", "encoder", "transformer", "vision_model"}  # which may stand around the rows
 
 
 def block_names(network: nn.Module) -> list[str]:
@@ -28,13 +29,24 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[str]:
     for name, child in module.named_children():
         if all(is_pooling(parameter) for parameter, _ in child.named_parameters()):
             continue
-        holds_blocks = isinstance(child, nn.Sequential | nn.ModuleList) or any(
-            inner in _ROWS_OF_BLOCKS for inner, _ in child.named_children()
-        )
-        if holds_blocks:
+        if _holds_blocks(name, child):
             yield from _walk(child, f"{prefix}{name}.")
         else:
             yield prefix + name
+
+
+def _holds_blocks(name: str, module: nn.Module) -> bool:
+    """Whether a module is a row of blocks, or has one, perhaps inside of wrappers."""
+    if isinstance(module, nn.Sequential | nn.ModuleList):
+        return True
+    children = dict(module.named_children())
+    if any(inner in _ROWS_OF_BLOCKS for inner in children):
+        return True
+    if isinstance(children.get("layer"), nn.ModuleList):  # a Sequential of this name is a block's
+        return True
+    return name in _WRAPPERS and any(
+        inner in _WRAPPERS and _holds_blocks(inner, child) for inner, child in children.items()
+    )
 
 
 def block_of(parameter: str, blocks: list[str]) -> int:

@@ -14,6 +14,7 @@ from sslpipe.recipe.sections import (
     Positive,
     RunData,
     RunRecipe,
+    Width,
     divisors,
 )
 from sslpipe.registry.schema import Kinds, KindSettings, Settings, SparseSettings
@@ -73,7 +74,7 @@ class Data(RunData):
 class Projector(Settings):
     """The network between the backbone's features and the loss."""
 
-    hidden_dim: Positive = 2048
+    hidden_dim: Width = 2048
     """Width of the hidden layers."""
     out_dim: NonNegative = 128
     """Dimensions of what the loss compares. 0: an output for each image of the split, as

@@ -22,10 +22,11 @@ LARGEST = 2**31 - 1  # of a number of rows, pixels or steps
 LONGEST_SIDE_PX = 65_535  # of a JPEG
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
 NonNegative = Annotated[int, Field(ge=0, le=LARGEST)]
+Width = Annotated[int, Field(gt=0, le=65_536)]  # of a layer
 Pixels = Annotated[int, Field(gt=0, le=LONGEST_SIDE_PX)]
 Threads = Annotated[int, Field(ge=0, le=1024)]
 TRACKER_NAMES = ("wandb", "tensorboard", "trackio")
-Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # a square fits a float32
+Rate = Annotated[float, Field(ge=0, le=1e12)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Weights = Literal["trained", "ema"]  # of an encoder in a checkpoint; ema: those of optim.ema
 

@@ -16,6 +16,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.checkpointing import checkpoint_activations, checkpointed_blocks
+from sslpipe.models.limits import within_memory
 from sslpipe.portable import free_memory_bytes, memory_is_short, resident_bytes, total_memory_bytes
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.sections import RunRecipe
@@ -107,7 +108,8 @@ def estimate_memory(
         if recipe.run.activation_checkpointing:
             backbone: Any = model.backbone
             count = partial(checkpointed_bytes, backbone, count)
-        small, large = (count(rows=load.views * n, channels=channels) for n in _COUNTED)
+        with within_memory("[backbone]"):
+            small, large = (count(rows=load.views * n, channels=channels) for n in _COUNTED)
         activations = max(0, small + (large - small) * (load.together - 2) // 2)
     return Memory(
         weights=weights,

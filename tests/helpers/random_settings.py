@@ -260,6 +260,10 @@ def attempt(recipe_path: Path, overrides: list[str], names: list[str], index: Da
         if any("an estimated" in warning for warning in result.warnings):
             return "does not fit"
         value = step(result.recipe, index)
+    except (MemoryError, RuntimeError) as error:
+        if "allocate memory" not in str(error) and not isinstance(error, MemoryError):
+            raise
+        return "does not fit"  # a run reports it in one line: portable.explain_lack_of_memory
     except UserError as error:
         text = str(error)
         assert "\n" not in text, f"not one line: {text}"

@@ -7,6 +7,7 @@ from torch import nn
 
 from sslpipe.check.result import start_text
 from sslpipe.models.backbones import backbone_settings, build_backbone
+from sslpipe.models.libraries import TransformersTower
 from sslpipe.models.tuning import (
     PREFIX,
     ProjectorFirst,
@@ -63,6 +64,38 @@ def test_blocks_are_the_architectures_own_in_forward_order(kind, crop_px, count,
     assert last is None or names[-1] == last
     outside = [n for n in parameters if not n.startswith(tuple(f"{block}." for block in names))]
     assert all("token" in n or "pos_embed" in n for n in outside)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "count"),
+    [
+        ("dinov2", {"num_hidden_layers": 3}, 1 + 3 + 1),
+        ("vit", {"num_hidden_layers": 3}, 1 + 3 + 1),
+        ("dinov3_vit", {"num_hidden_layers": 3}, 1 + 3 + 1),
+        ("clip_vision_model", {"num_hidden_layers": 3}, 2 + 3 + 1),
+        ("swin", {"depths": [1, 2], "num_heads": [1, 2], "embed_dim": 12}, None),
+        ("resnet", {"depths": [1, 2], "hidden_sizes": [8, 16], "embedding_size": 4}, 1 + 3),
+    ],
+)
+def test_blocks_of_transformers_models_are_their_layers(model_type, settings, count):
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(
+            transformers.AutoConfig.for_model(model_type, **settings)
+        )
+        names = block_names(TransformersTower(model, 224))
+    assert count is None or len(names) == count
+    if model_type == "swin":
+        assert sum(".blocks." in name for name in names) == 3
+
+
+def test_blocks_of_an_open_clip_tower_are_its_residual_blocks():
+    open_clip = pytest.importorskip("open_clip")
+    tower = open_clip.create_model("ViT-B-32").visual
+    names = block_names(tower)
+    assert [name for name in names if "resblocks" in name] == [
+        f"transformer.resblocks.{n}" for n in range(12)
+    ]
 
 
 def test_layer_wise_rates_fall_towards_the_input_and_reach_every_parameter_once():
