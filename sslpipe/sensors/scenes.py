@@ -428,6 +428,7 @@ def _described(
         read=read,
         cells={},
         paths=(),
+        are_places=False,
     )
     return made, pa.table({**own, **added})
 

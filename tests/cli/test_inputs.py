@@ -36,7 +36,7 @@ check {r} --init timm/resnet18@{t} -> {t} is of a data set of shards, not weight
 train {n}.toml --data {d} --run-dir {n} -> no recipe at
 train {r} --data {d} --run-dir {n} rnu.seed=1 -> unknown key rnu
 train {r} --data {n} --run-dir {n} -> cannot read
-train {r} --data {r} --run-dir {n} -> cannot read
+train {r} --data {r} --run-dir {n} -> is a file, and no data set
 train {r} --data ftp://x/dataset.json --run-dir {n} -> scheme 'ftp' is
 train {r} --data {d} --run-dir {n} data.split=tset -> no split 'tset'
 train {r} --data {lost} --run-dir {n} -> train-000000.tar is missing
