@@ -204,7 +204,7 @@ def test_the_python_of_the_readme_builds_trains_loads_and_embeds(tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture(number, 16)).save(folder / f"{number}.png")
     (tmp_path / "recipes").mkdir()
-    write_recipe(tmp_path).rename(tmp_path / "recipes" / "my_images_small.toml")
+    write_recipe(tmp_path).rename(tmp_path / "recipes" / "my_images_diet.toml")
     for number, name in enumerate(("a.jpg", "b.jpg")):
         Image.fromarray(picture(number, 48 + number)).save(tmp_path / name)
     (code,) = python_blocks("README.md")

@@ -125,7 +125,7 @@ def world(tmp_path_factory):
     """A folder of what pages start from: photographs, shards, a run, an export, features."""
     folder = tmp_path_factory.mktemp("world")
     small = RECIPE.replace("steps = 12", "steps = 2").replace("16, 16]", "16, 64]")
-    for name in ("my_images_small", "my_pairs_small", "demo", "adapt_mobile"):
+    for name in ("my_images_diet", "my_images_small", "demo", "adapt_mobile"):
         write_recipe(folder, small.replace("tiny", name)).rename(folder / f"{name}.toml")
     (folder / "recipes" / "metric").mkdir(parents=True)
     finetunes.write_recipe(folder).rename(folder / "recipes/metric/my_images_mobile.toml")

