@@ -95,7 +95,7 @@ def main(program: str) -> None:
     run(program, "shards build data --root images --test-fraction 0.2 --samples-per-shard 60")
     run(program, "shards verify data")
     run(program, "check pretrain.toml --data data/dataset.json")
-    run(program, "preview pretrain.toml --data data/dataset.json --out run/views.png --images 2")
+    run(program, "preview pretrain.toml --data data/dataset.json --out run/views.png")
     run(program, "train pretrain.toml --data data/dataset.json --run-dir run")
     assert json.loads(run(program, "status run --json"))["state"] == "done"
     for split in ("train", "test"):
