@@ -18,7 +18,7 @@ from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.models.channels import set_channels
 from sslpipe.models.depths import DepthEmbedding, embed_depths, features_at
 from sslpipe.models.libraries import open_clip_library, open_clip_network, transformers_network
-from sslpipe.models.limits import few_modules
+from sslpipe.models.limits import small_enough
 from sslpipe.models.pooling import set_pool
 from sslpipe.models.small_resnet import make_small_resnet
 from sslpipe.models.stems import Stem, StemSetting, set_stem
@@ -215,9 +215,9 @@ def build_backbone(settings: KindSettings, *, crop_px: int) -> Backbone:
             does not, and the position table of a vision transformer.
 
     Raises:
-        RecipeError: an architecture or an argument that does not exist, or too many layers.
+        RecipeError: an architecture or argument that does not exist, or too large a network.
     """
-    with refusals("backbone", settings.kind), few_modules("[backbone]"):
+    with refusals("backbone", settings.kind), small_enough("[backbone]"):
         backbone: Backbone = settings.build(crop_px=crop_px)
         return backbone
 

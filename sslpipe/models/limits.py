@@ -7,7 +7,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from sslpipe.errors import RecipeError, UserError, WeightsError, shown
 from sslpipe.portable import memory_is_short, total_memory_bytes
@@ -71,18 +74,24 @@ def within_memory(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def few_modules(what: str) -> Iterator[None]:
-    """Stop a network that is being built at its MOST_MODULES-th module.
+def small_enough(what: str) -> Iterator[None]:
+    """Stop a network that is being built at its MOST_MODULES-th module, or where memory ends.
+
+    Its weights are counted as they are declared, before they are drawn: memory that is only
+    reserved takes none.
 
     Args:
         what: The recipe's section, for messages: "[backbone]".
 
     Raises:
-        TooLarge: It has more; they would take minutes and all memory.
+        TooLarge: It has more modules, which would take minutes and all memory, or its weights
+            alone are larger than this machine's memory.
     """
+    most_bytes = total_memory_bytes()
     modules = 0
+    weights_bytes = 0
 
-    def count(module: nn.Module, name: str, child: Any) -> None:
+    def count_module(module: nn.Module, name: str, child: Any) -> None:
         nonlocal modules
         modules += 1
         if modules > MOST_MODULES:
@@ -90,11 +99,22 @@ def few_modules(what: str) -> Iterator[None]:
                 f"{what} asks for more than {MOST_MODULES:,} modules; use fewer layers or blocks"
             )
 
-    counting = register_module_module_registration_hook(count)
+    def count_weights(module: nn.Module, name: str, weights: nn.Parameter) -> None:
+        nonlocal weights_bytes
+        weights_bytes += 0 if weights.is_meta else weights.nbytes
+        if weights_bytes > most_bytes:
+            raise TooLarge(
+                f"{what} asks for weights that are larger than this machine's memory "
+                f"({most_bytes / 2**30:,.1f} GiB with swap); use smaller sizes"
+            )
+
+    counting_modules = register_module_module_registration_hook(count_module)
+    counting_weights = register_module_parameter_registration_hook(count_weights)
     try:
         yield
     finally:
-        counting.remove()
+        counting_modules.remove()
+        counting_weights.remove()
 
 
 def sketch(what: str, build: Callable[[], Network]) -> Network:
@@ -103,5 +123,5 @@ def sketch(what: str, build: Callable[[], Network]) -> Network:
     Raises:
         TooLarge: Its sizes overflow, or it has more than MOST_MODULES modules.
     """
-    with within_memory(what), few_modules(what), torch.device("meta"):
+    with within_memory(what), small_enough(what), torch.device("meta"):
         return build()

@@ -7,8 +7,10 @@ import pytest
 import torch
 from timm.models._manipulate import adapt_input_conv
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sslpipe.errors import RecipeError
+from sslpipe.models import limits
 from sslpipe.models.backbones import (
     BACKBONES,
     backbone_settings,
@@ -179,3 +181,19 @@ VIT = {"embed_dim": 24, "num_heads": 2}
 def test_a_network_of_endless_layers_is_refused_before_memory_is_full(kind, settings, words):
     with pytest.raises(RecipeError, match=words):
         build_backbone(backbone_settings(kind, settings), crop_px=32)
+
+
+def test_weights_larger_than_memory_are_refused_before_they_take_any(monkeypatch):
+    sizes = {**VIT, "depth": 1, "embed_dim": 10_000}
+    settings = backbone_settings("timm/vit_tiny_patch16_224", sizes)
+    reserved = []  # bytes of weights that were declared
+    monkeypatch.setattr(limits, "total_memory_bytes", lambda: 2**31)
+    counting = register_module_parameter_registration_hook(
+        lambda module, name, weights: reserved.append(weights.nbytes)
+    )
+    try:
+        with pytest.raises(RecipeError, match=r"\[backbone\] asks for weights .*memory \(2\.0 GiB"):
+            build_backbone(settings, crop_px=32)
+    finally:
+        counting.remove()
+    assert 2**31 < sum(reserved) < 2**32  # of 4.8 GB; the last was declared, and not drawn
