@@ -8,7 +8,7 @@ compares its identity with a run's.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from sslpipe.data.holdout import (
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.pairing import Pairing, plan_pairs
+from sslpipe.distributed import Rank
 from sslpipe.evaluation.monitor import Watched, monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start
@@ -42,16 +43,18 @@ from sslpipe.parts import (
     open_teacher,
     recipe_flops,
 )
-from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.best import can_choose, nothing_to_choose_by
-from sslpipe.run.contract import (
-    Plan,
+from sslpipe.planning.memory import warn_of_memory
+from sslpipe.planning.rules import (
     backbone_is_slowed,
     judge,
     rate_is_unusual,
     stem_does_not_fit,
     weights_replace_the_backbone,
 )
+from sslpipe.recipe.identity import run_identity
+from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.best import can_choose, nothing_to_choose_by
+from sslpipe.run.contract import Plan
 from sslpipe.run.gradient_cache import micro_batch_rows
 from sslpipe.run.health import Alarms
 from sslpipe.run.launcher import check_streams
@@ -79,8 +82,6 @@ class Pretraining(Plan[Parts]):
         teacher: Features of [teacher]; None without.
         not_used: What of the given recipe the weights replace, as a sentence; None: nothing.
     """
-
-    order_version: ClassVar[int] = ORDER_VERSION
 
     recipe: Recipe
     index: DatasetIndex
@@ -153,6 +154,10 @@ class Pretraining(Plan[Parts]):
         negatives = planned_negatives(loss, self.split, self.order, self.pairing)
         return Parts(augment, model, loss, negatives)
 
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
+        return run_identity(self.recipe, self.index, ORDER_VERSION)
+
     def remarks(self, parts: Parts) -> list[str]:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
         return judge(self, parts, refusals=REFUSALS, remarks=REMARKS)
@@ -167,6 +172,10 @@ class Pretraining(Plan[Parts]):
     def check_processes(self, world_size: int) -> None:
         """Refuse a number of processes that cannot share the streams. Raises: RecipeError."""
         check_streams(self.recipe.data.num_streams, world_size)
+
+    def warn_of_memory(self, parts: Parts, process: Rank) -> None:
+        """Warn where this machine has less memory free than a step needs; see `planning.memory`."""
+        warn_of_memory(self, parts, process)
 
     def groups(self, parts: Parts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""

@@ -18,7 +18,7 @@ ROWS = (
     ("check", "report"),
     ("pretrain",),
     ("plan", "kinds"),
-    ("parts",),
+    ("parts", "planning"),
     ("export",),
     ("weights",),
     ("run",),

@@ -1,6 +1,6 @@
 """What a run of any kind costs: its parts in bytes, and seconds of a step, measured on a small one.
 
-`run.memory` counts the bytes.
+`planning.memory` counts the bytes.
 """
 
 import math
@@ -20,11 +20,11 @@ from sslpipe.data.reader import Reader
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import concentration_text, uniformity
 from sslpipe.optim import describe_groups
+from sslpipe.planning.memory import Memory, Room, check_memory, memory_of_plan
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import RunRecipe
 from sslpipe.run.accelerator import check_precision, resolve_precision, training_device
 from sslpipe.run.contract import Plan
-from sslpipe.run.memory import Memory, Room, check_memory, memory_of_plan
 
 _SPREAD = 128  # images that say how concentrated features are
 _LONG_ENOUGH_S = 0.1  # a measured step that takes this long is not grown further

@@ -22,10 +22,10 @@ from sslpipe.errors import RecipeError
 from sslpipe.models.tuning import count_parameters
 from sslpipe.parts import Parts
 from sslpipe.plan import MOST_HELD_OUT, Pretraining
+from sslpipe.planning.memory import Room, check_memory
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.sections import divisors
 from sslpipe.run.best import watch_text
-from sslpipe.run.memory import Room, check_memory
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 

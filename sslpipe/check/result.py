@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sslpipe.data.index import PATH_COLUMN, DatasetIndex
+from sslpipe.planning.memory import Memory, gib
 from sslpipe.recipe.reading import leaves
 from sslpipe.recipe.sections import RunRecipe
-from sslpipe.run.memory import Memory, gib
 
 MOST_NAMED = 6  # columns of a warning
 Rows = list[tuple[str, str]]

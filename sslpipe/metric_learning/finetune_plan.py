@@ -6,7 +6,7 @@ As `sslpipe.plan` for pretraining: `Finetuning.make` resolves, the rules below r
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
@@ -14,6 +14,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, with_a_partner
+from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation.monitor import Watched, retrieval_monitor
 from sslpipe.export.saved import SavedBackbone
@@ -37,16 +38,18 @@ from sslpipe.metric_learning.parts import (
 from sslpipe.metric_learning.recipe import FinetuneRecipe, Sampler
 from sslpipe.metric_learning.sampling import PK_VERSION, BatchesDoNotFit, PKOrder
 from sslpipe.models.backbones import backbone_settings
-from sslpipe.recipe.sections import RunConfig
-from sslpipe.run.best import can_choose, nothing_to_choose_by
-from sslpipe.run.contract import (
-    Plan,
+from sslpipe.planning.memory import warn_of_memory
+from sslpipe.planning.rules import (
     backbone_is_slowed,
     judge,
     rate_is_unusual,
     stem_does_not_fit,
     weights_replace_the_backbone,
 )
+from sslpipe.recipe.identity import run_identity
+from sslpipe.recipe.sections import RunConfig
+from sslpipe.run.best import can_choose, nothing_to_choose_by
+from sslpipe.run.contract import Plan
 from sslpipe.run.health import Alarms
 
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
@@ -72,8 +75,6 @@ class Finetuning(Plan[FinetuningParts]):
         bank: Ids of trained ones that they search, too; None: they search each other.
         not_used: What of the given recipe the weights replace, as a sentence; None: nothing.
     """
-
-    order_version: ClassVar[int] = ORDER_AND_PK_VERSION
 
     recipe: FinetuneRecipe
     index: DatasetIndex
@@ -126,9 +127,17 @@ class Finetuning(Plan[FinetuningParts]):
         task = build_task(self.recipe, augment.crop_px, self.start.weights, classes)
         return FinetuningParts(augment, task, class_neighbours(self.recipe, task, classes))
 
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
+        return run_identity(self.recipe, self.index, ORDER_AND_PK_VERSION)
+
     def remarks(self, parts: FinetuningParts) -> list[str]:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
         return judge(self, parts, refusals=REFUSALS, remarks=REMARKS)
+
+    def warn_of_memory(self, parts: FinetuningParts, process: Rank) -> None:
+        """Warn where this machine has less memory free than a step needs; see `planning.memory`."""
+        warn_of_memory(self, parts, process)
 
     def groups(self, parts: FinetuningParts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""

@@ -4,9 +4,9 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -17,12 +17,8 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.preview import DrawPartners
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.errors import RecipeError
+from sslpipe.distributed import Rank
 from sslpipe.evaluation.monitor import Watched
-from sslpipe.models.stems import stem_warning
-from sslpipe.models.tuning import tune_warnings
-from sslpipe.optim import rate_warning
-from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.run.health import Alarms
 
@@ -111,7 +107,6 @@ class Plan(ABC, Generic[PartsT]):
     """All that is known of a run before its first step: a value; it opens no device.
 
     Attributes:
-        order_version: Of the order's algorithm.
         recipe: Resolved: backbone, hashes, number of steps.
         index: The data set, of the channels that are read.
         split: What is trained on, and held out from.
@@ -122,8 +117,6 @@ class Plan(ABC, Generic[PartsT]):
         not_used: What of the given recipe these replace, as a sentence; None: nothing.
     """
 
-    order_version: ClassVar[int]
-
     recipe: RunRecipe
     index: DatasetIndex
     split: Split
@@ -133,9 +126,9 @@ class Plan(ABC, Generic[PartsT]):
     start: StartingWeights
     not_used: str | None
 
+    @abstractmethod
     def identity(self) -> dict[str, Any]:
         """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
-        return run_identity(self.recipe, self.index, self.order_version)
 
     def check_processes(self, world_size: int) -> None:
         """Refuse a number of processes that cannot share the batches. Raises: RecipeError."""
@@ -154,6 +147,13 @@ class Plan(ABC, Generic[PartsT]):
     @abstractmethod
     def remarks(self, parts: PartsT) -> list[str]:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
+
+    @abstractmethod
+    def warn_of_memory(self, parts: PartsT, process: Rank) -> None:
+        """Warn on rank 0 where a step is likely to need more memory than this machine has free.
+
+        Raises: RecipeError where it can never have as much.
+        """
 
     @abstractmethod
     def groups(self, parts: PartsT) -> list[dict[str, Any]]:
@@ -191,58 +191,3 @@ class Plan(ABC, Generic[PartsT]):
     @abstractmethod
     def describe(self) -> str:
         """Describe data and start for the console."""
-
-
-PlanT = TypeVar("PlanT")
-Rule = Callable[[PlanT, PartsT], Iterable[str]]  # yields a text where it applies
-
-
-def judge(
-    plan: PlanT,
-    parts: PartsT,
-    *,
-    refusals: Sequence[Rule[PlanT, PartsT]],
-    remarks: Sequence[Rule[PlanT, PartsT]],
-) -> list[str]:
-    """Refuse a plan by the first rule of `refusals` that applies; list what `remarks` say.
-
-    Args:
-        plan: What is judged.
-        parts: What it built.
-        refusals: Rules that say why the plan cannot be carried out.
-        remarks: Rules that say what the user should know.
-
-    Raises:
-        RecipeError: A refusal applies.
-    """
-    for rule in refusals:
-        for reason in rule(plan, parts):
-            raise RecipeError(reason)
-    return [text for rule in remarks for text in rule(plan, parts)]
-
-
-# what a user should know of any kind of plan
-
-
-def stem_does_not_fit(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
-    """Mention a backbone.stem that is for images of another size."""
-    assert plan.recipe.backbone is not None
-    if text := stem_warning(plan.recipe.backbone, parts.augment.crop_px):
-        yield text
-
-
-def rate_is_unusual(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
-    """Mention a learning rate far above what is usual."""
-    if text := rate_warning(plan.recipe.optim, plan.order.batch_size):
-        yield text
-
-
-def backbone_is_slowed(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
-    """Mention settings of [tune] that leave nothing to the backbone."""
-    yield from tune_warnings(plan.recipe)
-
-
-def weights_replace_the_backbone(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
-    """Mention what of the given [backbone] is not used."""
-    if plan.not_used:
-        yield plan.not_used

@@ -35,7 +35,6 @@ from sslpipe.run.gradient_cache import GradientCache, PooledStatistics
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.health import Alarms
 from sslpipe.run.log import read_metrics
-from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.monitoring import Monitor
 from sslpipe.run.pictures import views_picture
 from sslpipe.run.quarantine import Quarantine
@@ -70,7 +69,7 @@ def open_run(
         # views, model, losses: the same numbers on every rank, from recipe.seed
         parts = parts or plan.build()
         remarks = plan.remarks(parts)  # or refused
-        warn_of_memory(plan, parts, held.process)
+        plan.warn_of_memory(parts, held.process)
 
         run = _place_and_resume(plan, parts, held)
         _announce(run, remarks)

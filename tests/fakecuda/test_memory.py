@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sslpipe.run.memory import Memory
+from sslpipe.planning.memory import Memory
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
 from tests.helpers.runs import ROOT
@@ -21,8 +21,8 @@ def _peaks(data: Path, folder: Path, *settings: str) -> tuple[Memory, list[tuple
     import torch
 
     import sslpipe.api
+    import sslpipe.planning.memory
     import sslpipe.pretrain
-    import sslpipe.run.memory
     from sslpipe.data.index import load_index
     from sslpipe.recipe import load_recipe
     from sslpipe.run.run import Run
@@ -39,8 +39,8 @@ def _peaks(data: Path, folder: Path, *settings: str) -> tuple[Memory, list[tuple
             yield step, batch
             seen.append((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
 
-    original, sslpipe.run.memory.check_memory = sslpipe.run.memory.check_memory, check
-    sslpipe.run.memory._MOST_KEPT = 10**9  # else a start has nothing to count
+    original, sslpipe.planning.memory.check_memory = sslpipe.planning.memory.check_memory, check
+    sslpipe.planning.memory._MOST_KEPT = 10**9  # else a start has nothing to count
     all_steps, Run.steps = Run.steps, steps  # type: ignore[method-assign, assignment]
     recipe = load_recipe(ROOT / "recipes" / "imagenet1k.toml", (*SETTINGS, *settings))
     sslpipe.api.train(recipe, load_index(data), folder)

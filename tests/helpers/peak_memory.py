@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-import sslpipe.run.memory
+import sslpipe.planning.memory
 from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.portable import resident_bytes
@@ -20,7 +20,7 @@ from sslpipe.recipe import load_recipe
 def main(recipe: str, data: str, run_dir: str, *overrides: str) -> None:
     """Train, watch the resident set from the moment the estimate is made, print both in bytes."""
     torch.set_num_threads(1)
-    seen, original, over = {}, sslpipe.run.memory.check_memory, threading.Event()
+    seen, original, over = {}, sslpipe.planning.memory.check_memory, threading.Event()
 
     def watch() -> None:
         while not over.wait(0.002):
@@ -32,8 +32,8 @@ def main(recipe: str, data: str, run_dir: str, *overrides: str) -> None:
         threading.Thread(target=watch, daemon=True).start()
         return original(memory, *rest)
 
-    sslpipe.run.memory.check_memory = begin
-    sslpipe.run.memory.free_memory_bytes = lambda: 0  # else a start has nothing to count
+    sslpipe.planning.memory.check_memory = begin
+    sslpipe.planning.memory.free_memory_bytes = lambda: 0  # else a start has nothing to count
     train(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
     over.set()
     print(json.dumps([seen["estimate"], seen["peak"]]))

@@ -49,12 +49,12 @@ from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models import backbones, limits
 from sslpipe.optim import build_optimizer, optimizer_over
 from sslpipe.parts import build_loss, build_model
+from sslpipe.planning import memory
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry import Table
 from sslpipe.registry.schema import KindSettings, settings_class
-from sslpipe.run import memory
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
 

@@ -10,8 +10,8 @@ import torch
 
 from sslpipe.models.backbones import small_resnet
 from sslpipe.models.simclr import SimCLR
+from sslpipe.planning.memory import saved_bytes
 from sslpipe.recipe.pretrain import Projector
-from sslpipe.run.memory import saved_bytes
 
 os.fsync = lambda descriptor: None  # nobody pulls the plug, and to wait for the disk takes time
 # a process that has used CUDA, as fakes do where there is a GPU, has no forks that can

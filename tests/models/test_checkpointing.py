@@ -13,9 +13,9 @@ from sslpipe.errors import RecipeError
 from sslpipe.models.backbones import Backbone, backbone_settings, build_backbone
 from sslpipe.models.checkpointing import checkpoint_activations, checkpointed_blocks
 from sslpipe.parts import build_model
+from sslpipe.planning.memory import checkpointed_bytes, estimate_memory, saved_bytes
 from sslpipe.recipe import load_recipe
 from sslpipe.run.log import read_metrics
-from sslpipe.run.memory import checkpointed_bytes, estimate_memory, saved_bytes
 from tests.helpers import finetunes, runs
 from tests.helpers.runs import assert_same_weights, train_on_equal_views
 

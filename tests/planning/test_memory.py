@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import sslpipe.api
-import sslpipe.run.memory
+import sslpipe.planning.memory
 from sslpipe import portable
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
 from sslpipe.models.backbones import Backbone, backbone_settings, build_backbone
 from sslpipe.models.limits import within_memory
+from sslpipe.planning.memory import Memory, Room, check_memory, estimate_memory, saved_bytes
 from sslpipe.recipe import load_recipe
-from sslpipe.run.memory import Memory, Room, check_memory, estimate_memory, saved_bytes
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
@@ -32,8 +32,8 @@ def recipe(tmp_path):
 
 
 def machine(monkeypatch, free: int, total: int) -> None:
-    monkeypatch.setattr(sslpipe.run.memory, "free_memory_bytes", lambda: free)
-    monkeypatch.setattr(sslpipe.run.memory, "total_memory_bytes", lambda: total)
+    monkeypatch.setattr(sslpipe.planning.memory, "free_memory_bytes", lambda: free)
+    monkeypatch.setattr(sslpipe.planning.memory, "total_memory_bytes", lambda: total)
 
 
 def test_a_step_that_does_not_fit_is_a_warning_with_numbers_and_remedy(recipe):
@@ -94,7 +94,7 @@ def test_the_limits_of_a_container_count(monkeypatch, tmp_path):
 
 def train_on_a_small_machine(process, recipe: str, data: str, run_dir: str):
     """What is on stderr when the first step begins."""
-    sslpipe.run.memory.free_memory_bytes = lambda: 2**16
+    sslpipe.planning.memory.free_memory_bytes = lambda: 2**16
     stderr, seen = io.StringIO(), []
     at_each_step(lambda step, batch: seen.append(stderr.getvalue()))
     with contextlib.redirect_stderr(stderr):

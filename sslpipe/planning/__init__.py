@@ -1,0 +1,6 @@
+"""What the plans of all kinds of runs share, before the first step.
+
+`rules` refuse and remark; `memory` estimates what a step holds.
+
+A run that executes a plan reaches none of it; see `sslpipe.run.contract`.
+"""
