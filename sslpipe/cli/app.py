@@ -18,8 +18,8 @@ from sslpipe.run.console import GONE, lasting_streams
 from sslpipe.satellites import gather
 
 # name -> (module of cli with `app`, first line of its help). The line stands here, too, so that
-# `sslpipe --help` imports none of the modules. What is typed after a command: `next_step`.
-# Satellites add theirs.
+# `sslpipe --help` imports none of the modules. Each has a row in `next_step`, too: what is typed
+# after it. Satellites add theirs.
 _CORE = {
     "shards": ("shards", "Convert images to webdataset shards with an index."),
     "check": ("train", "Validate a recipe; estimate time and memory of its training."),

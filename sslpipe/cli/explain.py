@@ -11,13 +11,13 @@ from sslpipe.registry.schema import Kinds, kinds_of, settings_class
 
 def sections() -> dict[str, Kinds]:
     """Return the sections with a `kind`, of every recipe, and the tables of their kinds."""
-    found: dict[str, list[str]] = {}
+    tables_of: dict[str, list[str]] = {}
     for model in recipe_models().values():
         for name, field in model.model_fields.items():
             if (kinds := kinds_of(field)) is not None:
-                tables = found.setdefault(name, [])
+                tables = tables_of.setdefault(name, [])
                 tables += [each for each in kinds.names_of_tables if each not in tables]
-    return {name: Kinds(*tables) for name, tables in found.items()}
+    return {name: Kinds(*tables) for name, tables in tables_of.items()}
 
 
 def explain(key: str) -> str:
@@ -32,15 +32,15 @@ def explain(key: str) -> str:
     section, _, name = key.removeprefix("also.").partition(".")  # further losses are as [loss]
     known_sections = sections()
     kinds = known_sections.get(section)
-    found = meanings(section, kinds) if kinds is not None else {}
+    settings = meanings(section, kinds) if kinds is not None else {}
     if kinds is not None and name == "kind":
-        known = [f"{table.what}: {', '.join(table.names())}" for table in kinds.tables]
         described = (explain_key(key.removesuffix(".kind")) or "").splitlines()
         about = [line for line in described[1:] if not line.startswith(("A section: ", section))]
-        return "\n".join([key, *filter(None, about), *known, "no default: it has to be given"])
-    if name in found:
-        return "\n".join([key, *found[name]])
-    text = None if found and name else explain_key(key)
+        lines = [key, *filter(None, about), *list_kinds(kinds), "no default: it has to be given"]
+        return "\n".join(lines)
+    if name in settings:
+        return "\n".join([key, *settings[name]])
+    text = None if settings and name else explain_key(key)
     if text is None:
         keys = (
             f"{each}.{setting}"
@@ -49,9 +49,15 @@ def explain(key: str) -> str:
         )
         near = did_you_mean_key(key, [*setting_keys(), *keys])
         raise RecipeError(f"there is no setting {key!r}{near}")
-    if found:
-        text += f"\nSettings of one kind or another: {', '.join(found)}."
+    if kinds is not None:
+        text = "\n".join([text, *list_kinds(kinds)])
+        text += f"\nSettings of one kind or another: {', '.join(settings)}."
     return text
+
+
+def list_kinds(kinds: Kinds) -> list[str]:
+    """Return a line for each table of a section's kinds, with their names."""
+    return [f"{table.what}: {', '.join(table.names())}" for table in kinds.tables]
 
 
 def setting_keys() -> list[str]:
@@ -86,7 +92,7 @@ def meanings(section: str, kinds: Kinds) -> dict[str, list[str]]:
                 if name != "kind":
                     takers.setdefault(name, {}).setdefault(_meaning(field), []).append(known)
     every = sum(len(table.names()) for table in kinds.tables)
-    found = {
+    settings = {
         name: [
             text if len(names) == every else f"{', '.join(names)}: {text}"
             for text, names in texts.items()
@@ -94,8 +100,8 @@ def meanings(section: str, kinds: Kinds) -> dict[str, list[str]]:
         for name, texts in takers.items()
     }
     if section == "augment":  # the ops declare theirs
-        found |= {name: [text] for name, text in setting_docs().items() if name not in found}
-    return found
+        settings |= {name: [text] for name, text in setting_docs().items() if name not in settings}
+    return settings
 
 
 def _meaning(field: FieldInfo) -> str:

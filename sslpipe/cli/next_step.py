@@ -44,8 +44,8 @@ DAY = """Self-supervised contrastive pretraining of image encoders. A normal day
 All commands: sslpipe --help. Options and examples: sslpipe COMMAND --help.
 What a setting of a recipe means: sslpipe check --explain KEY."""
 
-# command -> what is typed after it; a sub-command without a row has that of its group, a command
-# without one none; satellites add theirs
+# command -> what is typed after it: a row for each of `app.COMMANDS`; a sub-command without a row
+# has that of its group; satellites add theirs
 _CORE = {
     "shards": _CHECK,
     "shards build": f"sslpipe shards show DIR --out samples.png, then {_CHECK}",

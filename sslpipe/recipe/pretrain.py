@@ -202,8 +202,7 @@ class Recipe(RunRecipe):
     """Which images, in what batches."""
     # its keys are the fields of the class that `kind` has in LOSSES: see losses/nt_xent.py
     loss: Annotated[KindSettings, Kinds("sslpipe.losses:LOSSES"), Field(examples=["nt_xent"])]
-    """The objective; `kind` is "nt_xent" (SimCLR), "moco", "dcl", "dclw", "sup_con" (with labels),
-    "hard_negatives", "diet" (no negatives), or "distill" (with [teacher])."""
+    """The objective; `kind` "nt_xent" is SimCLR's."""
     backbone: Annotated[SparseSettings, BACKBONE] | None = Field(None, examples=["small_resnet"])
     """The encoder; `kind` is small_resnet, torchvision/NAME or timm/NAME. Needed where no weights
     are named with --init, which else bring their own."""

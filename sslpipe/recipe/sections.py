@@ -229,7 +229,7 @@ class RunRecipe(Settings):
     loss: KindSettings
     """The objective."""
     optim: Annotated[Optim, OPTIMIZER, Field(examples=["sgd"])]
-    """The optimizer and its schedule; `kind` is "sgd", "adamw" or "lars"."""
+    """The optimizer and its schedule."""
     tune: Tune = Tune()
     """What of a backbone that starts from weights is trained, and how fast."""
     run: RunConfig = RunConfig()

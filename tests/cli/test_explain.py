@@ -43,6 +43,12 @@ def test_kind_lists_the_entries_of_the_tables():
     assert "objective: nt_xent, dcl" in listed
 
 
+def test_a_section_lists_its_kinds_a_plug_ins_too(monkeypatch):
+    monkeypatch.setitem(LOSSES, "of_a_plug_in", LOSSES["nt_xent"])
+    (objectives,) = (line for line in explain("loss").splitlines() if line.startswith("objective"))
+    assert objectives.partition(": ")[2].split(", ") == LOSSES.names()
+
+
 def test_a_section_lists_the_arguments_of_its_kinds():
     assert not [name for name in PRESETS if name not in explain("augment.preset")]
     assert "architecture" not in explain("backbone")

@@ -31,8 +31,8 @@ from sslpipe.losses.engine.tiles import ONE_SUM, Term, Tiles, fast_kernels
 from sslpipe.precision import wide_dtype
 
 Sums = tuple[Tensor, ...]
-RowLoss = Callable[[Tensor, Sums, "Anchors"], Tensor]
-Derivatives = Callable[[Tensor, Sums, "Anchors"], tuple[Tensor, Tensor, Tensor]]
+RowLoss = Callable[[Tensor, Sums, Anchors], Tensor]
+Derivatives = Callable[[Tensor, Sums, Anchors], tuple[Tensor, Tensor, Tensor]]
 
 
 class Engine(NamedTuple):
