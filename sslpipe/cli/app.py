@@ -12,7 +12,7 @@ import typer
 from sslpipe.cli.next_step import DAY, add_next
 from sslpipe.cli.options import option
 from sslpipe.cli.terminal import LazyGroup, new_app, say
-from sslpipe.errors import UserError
+from sslpipe.errors import UserError, shown
 from sslpipe.portable import explain_file_error, explain_lack_of_memory, file_error
 from sslpipe.run.console import GONE, lasting_streams
 from sslpipe.satellites import gather
@@ -142,7 +142,7 @@ def _run(words: list[str]) -> Any:
         status: int | None = app(words, prog_name="sslpipe", standalone_mode=False)
         return status
     except typer.TyperException as error:
-        return _explain_words(error)
+        return _explain_words(error, words)
     except SystemExit as ended:
         return ended.code
     except KeyboardInterrupt:
@@ -170,13 +170,41 @@ def _not_the_programs_fault(error: Exception) -> str | None:
     return said
 
 
-def _explain_words(error: Any) -> int:
+def _explain_words(error: Any, words: list[str]) -> int:
     """Print why the words are no command line; a group without a command prints its help."""
     text = error.format_message()
     if "\n" in text:
         typer.echo(text, err=True)
         return 2
-    return _refuse(f"{text.rstrip('.')} ({error.ctx.command_path} --help)")
+    reason: Any = error.__cause__
+    if hasattr(reason, "errors"):  # pydantic's; typer does not quote the value
+        value = shown(reason.errors()[0]["input"])
+        text = text.replace("Invalid value", f"Invalid value {value}", 1)
+    return _refuse(f"{text.rstrip('.')}{_setting_hint(error)} ({_command_path(words)} --help)")
+
+
+def _setting_hint(error: Any) -> str:
+    """Return how a setting of a recipe is written, where an unknown option has the name of one."""
+    context = error.ctx
+    if context is None or not hasattr(error, "possibilities"):
+        return ""
+    if not any(parameter.name == "overrides" for parameter in context.command.params):
+        return ""
+    from sslpipe.cli.explain import setting_keys
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    keys = [key for key in setting_keys() if name in (key, key.rpartition(".")[2])]
+    return f"; a setting has no dashes: {keys[0]}=VALUE" if keys else ""
+
+
+def _command_path(words: list[str]) -> str:
+    """Return the command that the words name, such as "sslpipe shards build"."""
+    path = ["sslpipe"]
+    if words and words[0] in COMMANDS:
+        path.append(words[0])
+        inner = getattr(load_command(words[0]), "commands", {})
+        path += [word for word in words[1:2] if word in inner]
+    return " ".join(path)
 
 
 def _refuse(text: str) -> int:

@@ -385,7 +385,7 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def _check_has_index(location: str | Path, url: str) -> None:
-    """Raise DataError where a path is a folder without dataset.json, or another file."""
+    """Raise DataError where a path is nothing, a folder without dataset.json, or another file."""
     path = local_path(url)
     if path is None or os.path.lexists(path):
         return
@@ -401,6 +401,10 @@ def _check_has_index(location: str | Path, url: str) -> None:
             f"{location} is a file, and no data set: name its dataset.json, or the folder of it; "
             "images are embedded as a list of paths, sslpipe.embed(model, [path])"
         )
+    raise DataError(
+        f"cannot read {path}: there is no such file; name the dataset.json, or the folder, that "
+        "`sslpipe shards build` or `sslpipe shards index` wrote"
+    )
 
 
 def manifest_url(location: str | Path) -> str:

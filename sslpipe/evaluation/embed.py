@@ -273,6 +273,9 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     """Read as `load_embeddings`, without checking the numbers."""
     if os.path.isdir(path):  # False for a name that is too long, too
         raise DataError(f"{path} is a folder; name a file that `sslpipe embed` wrote")
+    if not os.path.lexists(path):
+        why = "there is no such file; write it with `sslpipe embed`"
+        raise DataError(f"cannot read embeddings from {path}: {why}")
     try:
         open_regular(path).close()
         if path.suffix == ".npy":

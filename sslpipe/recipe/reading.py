@@ -1,5 +1,6 @@
 """From a TOML file and overrides to a frozen recipe of its kind; start reading at `load_recipe`."""
 
+import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.satellites import gather
 
+_RECIPES = Path("recipes")  # of a clone, where commands are typed
 RECORDED = "recipe.json"  # of a run directory
 MOST_BYTES = 2**18  # of a recipe; the shipped ones have under 2**12
 
@@ -66,16 +68,7 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
             "trained with; `check` and `preview` take the run's directory, too"
         )
     if not path.is_file():
-        folder = path if path.is_dir() else path.parent
-        files = folder.glob("*.toml") if folder.is_dir() else ()
-        known = sorted(file.stem for file in files if file.name != "pyproject.toml")
-        hint = (
-            f"; recipes in {folder}: {', '.join(known)}"
-            if known
-            else "; the recipes of the documentation are in the folder recipes/ of sslpipe's "
-            "repository, not in the installed package: copy one from there"
-        )
-        raise RecipeError(f"no recipe at {path}{hint}")
+        raise RecipeError(f"no recipe at {path}{_name_recipes(path)}")
     try:
         with open(path, "rb") as file:
             raw = file.read(MOST_BYTES + 1)
@@ -88,6 +81,27 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
     apply_overrides(tree, overrides)
     return tree
+
+
+def _name_recipes(path: Path) -> str:
+    """Return which recipes are there, in a path's folder and in that of a clone."""
+    folder = path if path.is_dir() else path.parent
+    beside = _recipes_in(folder)
+    known = {**_recipes_in(_RECIPES), **beside}
+    near = difflib.get_close_matches(path.stem, known, n=1)
+    hint = f"; did you mean {str(known[near[0]])!r}?" if near else ""
+    if beside:
+        return f"{hint}; recipes in {folder}: {', '.join(sorted(beside))}"
+    return hint or (
+        "; the recipes of the documentation are in the folder recipes/ of sslpipe's repository, "
+        "not in the installed package: copy one from there"
+    )
+
+
+def _recipes_in(folder: Path) -> dict[str, Path]:
+    """Return name -> file of a folder's recipes; empty where there is no such folder."""
+    files = folder.glob("*.toml") if folder.is_dir() else ()
+    return {file.stem: file for file in files if file.name != "pyproject.toml"}
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:

@@ -127,7 +127,12 @@ def _read_csv(options: SourceOptions, path: Path) -> Any:
             ),
         )
         return _a_row_an_image(table, images, options.image_column)
-    except (OSError, ValueError) as error:
+    except DataError:
+        raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"cannot read {path}: {reason}; name the table with --csv") from error
+    except ValueError as error:
         remedy = ""
         if isinstance(error, UnicodeDecodeError):
             remedy = f"; save it as UTF-8: iconv -f cp1252 -t utf-8 {path} > utf8.csv"

@@ -23,6 +23,8 @@ from tests.helpers.shards import grey
 MISTAKES = """
 check {n}.toml -> no recipe at
 check {s}/.. -> no recipe at {s}/..; recipes in {s}/..: tiny
+check {s}/../tinny.toml -> did you mean '{s}/../tiny.toml'?; recipes in {s}/..: tiny
+check --explain -> '--explain' requires an argument (sslpipe check --help)
 check {r} optm.kind=sgd -> unknown key optm; did you mean 'optim'?
 check {r} optim.peak_lr=fast -> optim.peak_lr = 'fast'
 check {r} data.batch_size=0 -> data.batch_size = 0
@@ -35,7 +37,10 @@ check {r} --init {d} -> {d} is of a data set of shards, not weights
 check {r} --init timm/resnet18@{t} -> {t} is of a data set of shards, not weights
 train {n}.toml --data {d} --run-dir {n} -> no recipe at
 train {r} --data {d} --run-dir {n} rnu.seed=1 -> unknown key rnu
-train {r} --data {n} --run-dir {n} -> cannot read
+train {r} --data {n} --run-dir {n} -> cannot read {n}/dataset.json: there is no such file; name
+train {r} --data {d} --run-dir -> '--run-dir' requires an argument (sslpipe train --help)
+train {r} --data {d} --run-dir {n} --steps 3 -> a setting has no dashes: steps=VALUE
+train {r} --data {d} --run-dir {n} --batch-size=3 -> no dashes: data.batch_size=VALUE
 train {r} --data {r} --run-dir {n} -> is a file, and no data set
 train {r} --data ftp://x/dataset.json --run-dir {n} -> scheme 'ftp' is
 train {r} --data {d} --run-dir {n} data.split=tset -> no split 'tset'
@@ -64,6 +69,9 @@ evaluate suite {m} --data {n} -> cannot read
 evaluate suite {m} --data {d} --out {m} -> --out {m} is a folder
 evaluate suite {m} --data {d} --out={m} -> --out {m} is a folder
 evaluate suite {m} --dta {d} -> No such option: --dta
+evaluate knn {r} {n} --k -> '--k' requires an argument (sslpipe evaluate knn --help)
+evaluate knn {r} {n} --k ten -> Invalid value 'ten' for '--k'
+embed {m} --batch-size 0 -> Invalid value '0' for '--batch-size'
 report {n} -> holds no run
 report {m} --data {n} -> cannot read
 report {m} --out {f}/x.html -> {f} is a file; name another folder
@@ -78,6 +86,8 @@ shards index {n} -> {n}
 shards stats ftp://x/data -> scheme 'ftp' is
 shards show {d} --out {n}.xyz -> a picture is named .jpg
 shards build {n} --rot {m} -> No such option
+shards build {n} --test-fraction 10 -> Invalid value '10' for '--test-fraction'
+shards build {n} --source csv --csv {n} -> {n}: No such file or directory; name the table with --csv
 curate duplicates {d} --out {f} -> {f} is a file; name another
 curate outliers {f} --data {d} --out {f}/x -> {f} is a file; name
 curate clusters {f} --data {d} --out {f} -> {f} is a file; name
