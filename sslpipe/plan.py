@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from PIL import Image
+from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.augment.preview import DrawPartners
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.holdout import (
     bank_ids,
@@ -30,7 +31,7 @@ from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.pairing import Pairing, plan_pairs
 from sslpipe.distributed import Rank
-from sslpipe.evaluation.monitor import Watched, monitor
+from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start
 from sslpipe.losses.distill import TeacherFeatures
@@ -43,7 +44,9 @@ from sslpipe.parts import (
     open_teacher,
     recipe_flops,
 )
+from sslpipe.planning.evaluation import HeldOutEvaluator
 from sslpipe.planning.memory import warn_of_memory
+from sslpipe.planning.pictures import views_picture
 from sslpipe.planning.rules import (
     backbone_is_slowed,
     judge,
@@ -162,13 +165,6 @@ class Pretraining(Plan[Parts]):
         """List what a user should know before the first step. Raises: RecipeError: refused."""
         return judge(self, parts, refusals=REFUSALS, remarks=REMARKS)
 
-    @property
-    def draw_partners(self) -> DrawPartners | None:
-        """What draws the partners that second views are of; None without [pairs]."""
-        if self.pairing is None or self.pairing.partners is None:
-            return None
-        return self.pairing.partners.of_samples
-
     def check_processes(self, world_size: int) -> None:
         """Refuse a number of processes that cannot share the streams. Raises: RecipeError."""
         check_streams(self.recipe.data.num_streams, world_size)
@@ -191,9 +187,27 @@ class Pretraining(Plan[Parts]):
         images = data.batch_size // world_size
         return micro_batch_rows(images, data.num_streams // world_size, data.micro_batches)
 
-    def score(self, backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, float]:
-        """Score the held-out samples; see `monitor`."""
-        return monitor(backbone, view, watched)
+    def view(self, parts: Parts) -> EvalView:
+        """Return the view of the run's evaluations."""
+        return self.start.view(self.recipe, self.index, parts.augment.crop_px)
+
+    def evaluator(self, parts: Parts, process: Rank, device: torch.device) -> HeldOutEvaluator:
+        """Return what scores the held-out samples; see `monitor`."""
+        view = self.view(parts)
+        return HeldOutEvaluator(self, view, monitor, process=process, device=device)
+
+    def draw_views(
+        self, ids: NDArray[np.int64], *, epoch: int = 0, num_epochs: int = 1
+    ) -> Image.Image:
+        """Draw samples (n,) beside their views of some epochs; see `views_picture`."""
+        drawing = None if self.pairing is None else self.pairing.partners
+        return views_picture(
+            self,
+            ids,
+            epoch=epoch,
+            num_epochs=num_epochs,
+            partners=None if drawing is None else drawing.of_samples,
+        )
 
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
         """Return the integers that decide dropout and the like."""
@@ -210,9 +224,9 @@ class Pretraining(Plan[Parts]):
             remedy=ALARM_REMEDY + (", or tune.backbone_lr" if recipe.init else ""),
         )
 
-    def metadata(self, view: EvalView) -> dict[str, Any]:
+    def metadata(self, parts: Parts) -> dict[str, Any]:
         """Return what is stored beside each checkpoint: the start."""
-        return self.start.metadata(view)
+        return self.start.metadata(self.view(parts))
 
     def describe(self) -> str:
         """Return how many images are trained on, and from which weights."""

@@ -6,7 +6,6 @@ from typing import Any
 from PIL import Image
 
 from sslpipe.run.contract import Plan
-from sslpipe.run.pictures import views_picture
 from sslpipe.sharding.show import choose_ids
 
 
@@ -31,5 +30,5 @@ def preview(
     recipe = plan.recipe
     split = plan.index.split(recipe.data.split)
     chosen = choose_ids(split, ids, count=images, seed=recipe.seed)
-    grid = views_picture(plan, chosen, epoch=epoch or 0, num_epochs=2 if epoch is None else 1)
+    grid = plan.draw_views(chosen, epoch=epoch or 0, num_epochs=2 if epoch is None else 1)
     return grid, chosen.tolist()

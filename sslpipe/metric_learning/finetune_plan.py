@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
@@ -16,7 +19,7 @@ from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, with_a_partner
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.evaluation.monitor import Watched, retrieval_monitor
+from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start, with_init
 from sslpipe.metric_learning.classes import (
@@ -38,7 +41,9 @@ from sslpipe.metric_learning.parts import (
 from sslpipe.metric_learning.recipe import FinetuneRecipe, Sampler
 from sslpipe.metric_learning.sampling import PK_VERSION, BatchesDoNotFit, PKOrder
 from sslpipe.models.backbones import backbone_settings
+from sslpipe.planning.evaluation import HeldOutEvaluator
 from sslpipe.planning.memory import warn_of_memory
+from sslpipe.planning.pictures import views_picture
 from sslpipe.planning.rules import (
     backbone_is_slowed,
     judge,
@@ -143,9 +148,22 @@ class Finetuning(Plan[FinetuningParts]):
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
         return freeze_and_group(parts.model, self.recipe)
 
-    def score(self, backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, float]:
-        """Score the held-out samples; see `retrieval_monitor`."""
-        return retrieval_monitor(backbone, view, watched)
+    def view(self, parts: FinetuningParts) -> EvalView:
+        """Return the view of the run's evaluations."""
+        return self.start.view(self.recipe, self.index, parts.augment.crop_px)
+
+    def evaluator(
+        self, parts: FinetuningParts, process: Rank, device: torch.device
+    ) -> HeldOutEvaluator:
+        """Return what scores the held-out samples; see `retrieval_monitor`."""
+        view = self.view(parts)
+        return HeldOutEvaluator(self, view, retrieval_monitor, process=process, device=device)
+
+    def draw_views(
+        self, ids: NDArray[np.int64], *, epoch: int = 0, num_epochs: int = 1
+    ) -> Image.Image:
+        """Draw samples (n,) beside their views of some epochs; see `views_picture`."""
+        return views_picture(self, ids, epoch=epoch, num_epochs=num_epochs)
 
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
         """Return the integers that decide dropout and the like."""
@@ -161,9 +179,12 @@ class Finetuning(Plan[FinetuningParts]):
             remedy=ALARM_REMEDY,
         )
 
-    def metadata(self, view: EvalView) -> dict[str, Any]:
+    def metadata(self, parts: FinetuningParts) -> dict[str, Any]:
         """Return what is stored beside each checkpoint: the classes trained on, and the start."""
-        return {"classes": trained_labels(self.order, self.split), **self.start.metadata(view)}
+        return {
+            "classes": trained_labels(self.order, self.split),
+            **self.start.metadata(self.view(parts)),
+        }
 
     def describe(self) -> str:
         """Return how many images of how many classes are trained on, and from which weights."""

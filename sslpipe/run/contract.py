@@ -4,21 +4,19 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
-from sslpipe.augment.eval_view import EvalView
-from sslpipe.augment.preview import DrawPartners
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.distributed import Rank
-from sslpipe.evaluation.monitor import Watched
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.run.health import Alarms
 
@@ -99,8 +97,19 @@ class StartingWeights(Protocol):
     def keep(self, run_dir: Path) -> None:
         """Write named weights to the run directory; on rank 0."""
 
-    def view(self, recipe: Any, index: DatasetIndex, crop_px: int) -> EvalView:
-        """Return the view of the run's evaluations."""
+
+class Scores(NamedTuple):
+    """What an evaluation during a run says of a backbone."""
+
+    numbers: dict[str, float]  # by name; none on ranks other than 0
+    draw: Callable[[], Image.Image] | None = None  # what lies nearest to some samples, if any
+
+
+class Evaluator(Protocol):
+    """What a run asks of its evaluations: see `sslpipe.planning.evaluation.HeldOutEvaluator`."""
+
+    def score(self, backbone: nn.Module) -> Scores:
+        """Score a backbone, as it is, on the held-out samples. Collective."""
 
 
 class Plan(ABC, Generic[PartsT]):
@@ -159,11 +168,6 @@ class Plan(ABC, Generic[PartsT]):
     def groups(self, parts: PartsT) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
 
-    @property
-    def draw_partners(self) -> DrawPartners | None:
-        """What draws the partners that second views are of; None: each image makes its own."""
-        return None
-
     def step_flops(self, parts: PartsT) -> float:
         """Count FLOPs of a step, forward and backward; 0: utilisation is not logged."""
         return 0.0
@@ -173,8 +177,14 @@ class Plan(ABC, Generic[PartsT]):
         return []
 
     @abstractmethod
-    def score(self, backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, float]:
-        """Score the held-out samples: see `sslpipe.evaluation.monitor`. Collective."""
+    def evaluator(self, parts: PartsT, process: Rank, device: torch.device) -> Evaluator:
+        """Return what scores backbones, which are on a device, on the held-out samples."""
+
+    @abstractmethod
+    def draw_views(
+        self, ids: NDArray[np.int64], *, epoch: int = 0, num_epochs: int = 1
+    ) -> Image.Image:
+        """Draw samples (n,) beside their views of some epochs. Raises: DataError: one is bad."""
 
     @abstractmethod
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
@@ -185,7 +195,7 @@ class Plan(ABC, Generic[PartsT]):
         """Return what reads the numbers of each log line."""
 
     @abstractmethod
-    def metadata(self, view: EvalView) -> dict[str, Any]:
+    def metadata(self, parts: PartsT) -> dict[str, Any]:
         """Return plain values that are stored beside each checkpoint."""
 
     @abstractmethod

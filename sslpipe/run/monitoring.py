@@ -3,33 +3,25 @@
 Who is scored is the backbone, and with optim.ema its average, whose numbers begin with "ema_".
 """
 
-from functools import partial
-
-import torch
-from PIL import Image
 from torch import nn
 
-from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.reader import Reader
-from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.monitor import Look, Watched
 from sslpipe.run.best import EMA, Best
-from sslpipe.run.contract import PartsT, Plan
+from sslpipe.run.contract import Evaluator, PartsT, Plan, Scores
 from sslpipe.run.directory import HeldDirectory
 from sslpipe.run.health import StartAlarm
 from sslpipe.run.log import read_metrics
-from sslpipe.run.pictures import nearest_ids, neighbours_picture, shows_neighbours
 from sslpipe.run.reporter import Reporter
+
+MOST_SHEETS = 20  # pictures of neighbours in a run, evenly spread over its evaluations
 
 
 class Monitor:
     """Evaluates a run's backbones on the held-out samples of its plan. All of it is collective.
 
     Args:
-        plan: Says which samples are scored, and how.
+        plan: Says whether samples are held out, and when they are scored.
         parts: On the device.
-        view: Of the held-out samples.
-        device: Where they are embedded.
+        evaluator: Scores a backbone on them.
         held: The run directory.
         reporter: Gets the numbers.
         best: Follows the evaluations.
@@ -43,29 +35,18 @@ class Monitor:
         self,
         plan: Plan[PartsT],
         parts: PartsT,
-        view: EvalView,
+        evaluator: Evaluator,
         *,
-        device: torch.device,
         held: HeldDirectory,
         reporter: Reporter,
         best: Best,
     ) -> None:
         self.best = best
         self._plan = plan
-        self._view = view
+        self._evaluator = evaluator
         self._held = held
         self._reporter = reporter
         self.backbones: dict[str, nn.Module] = {}
-        self._watched = Watched(
-            split=plan.split,
-            ids=plan.watched,
-            bank=plan.bank,
-            process=held.process,
-            device=device,
-            canvas_px=plan.recipe.data.canvas_px,
-            num_workers=plan.recipe.run.num_workers,
-            reader=Reader(plan.split),
-        )
         if len(plan.watched):
             self.backbones[""] = parts.backbone
             if parts.ema is not None:
@@ -97,33 +78,28 @@ class Monitor:
         self._reporter.alarms(done, self._start_alarm.read(values))
 
     def _evaluate(self, done: int) -> dict[str, float]:
-        self._held.watchdog(done, "evaluating")
-        seen: list[tuple[Embeddings, Embeddings]] = []
-
-        def look(queries: Embeddings, searched: Embeddings) -> None:
-            seen.append((queries, searched))
-
+        scores = self.measure(done)
+        self._reporter.evals(done, scores.numbers)
         recipe = self._plan.recipe
-        shown = self._reporter.takes_pictures and shows_neighbours(
-            done, recipe.run.monitor_steps or 1, recipe.total_steps
-        )
-        values = self.measure(done, look if shown else None)
-        self._reporter.evals(done, values)
-        for queries, searched in seen[:1]:  # of the trained backbone
-            draw = partial(self._draw_neighbours, queries, searched)
-            self._reporter.picture(done, "neighbours", draw)
-        return values
+        shown = shows_neighbours(done, recipe.run.monitor_steps or 1, recipe.total_steps)
+        if shown and scores.draw is not None:
+            self._reporter.picture(done, "neighbours", scores.draw)
+        return scores.numbers
 
-    def _draw_neighbours(self, queries: Embeddings, searched: Embeddings) -> Image.Image:
-        canvas_px = self._plan.recipe.data.canvas_px
-        ids = nearest_ids(queries, searched)
-        return neighbours_picture(self._plan.split, self._watched.reader, ids, canvas_px)
-
-    def measure(self, done: int, look: Look | None = None) -> dict[str, float]:
-        """Embed on all ranks and score on rank 0; the others get no numbers."""
-        watched = self._watched._replace(look=look)
+    def measure(self, done: int) -> Scores:
+        """Score all backbones after `done` steps; what can be drawn is of the trained one."""
+        self._held.watchdog(done, "evaluating")
         numbers: dict[str, float] = {}
+        draw = None
         for prefix, backbone in self.backbones.items():
-            scores = self._plan.score(backbone, self._view, watched)
-            numbers |= {f"{prefix}{name}": value for name, value in scores.items()}
-        return numbers
+            scores = self._evaluator.score(backbone)
+            numbers |= {f"{prefix}{name}": value for name, value in scores.numbers.items()}
+            draw = draw or scores.draw
+        return Scores(numbers, draw)
+
+
+def shows_neighbours(done: int, monitor_steps: int, total_steps: int) -> bool:
+    """Return whether the evaluation after `done` steps has a picture: MOST_SHEETS of a run have."""
+    evaluations = -(-total_steps // monitor_steps)
+    every = -(-evaluations // MOST_SHEETS) * monitor_steps
+    return done % every == 0 or done == total_steps

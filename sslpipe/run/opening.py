@@ -36,7 +36,6 @@ from sslpipe.run.guard import StepGuard
 from sslpipe.run.health import Alarms
 from sslpipe.run.log import read_metrics
 from sslpipe.run.monitoring import Monitor
-from sslpipe.run.pictures import views_picture
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.reporter import Reporter, RunLog
 from sslpipe.run.run import Run
@@ -103,9 +102,8 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     cache = _gradient_cache(plan, parts, wrapped, held)
 
     # resume: what a checkpoint holds is restored
-    view = plan.start.view(recipe, plan.index, parts.augment.crop_px)
     launch = {"world": process.world_size, "precision": precision}
-    metadata = {**launch, **plan.metadata(view)}
+    metadata = {**launch, **plan.metadata(parts)}
     saved = _saved(parts, optimizer, accelerator)
     checkpoints = Checkpointer(
         held.run_dir,
@@ -136,8 +134,7 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     monitor = Monitor(
         plan,
         parts,
-        view,
-        device=device,
+        plan.evaluator(parts, process, device),
         held=held,
         reporter=reporter,
         best=Best(config, checkpoints.best),
@@ -250,7 +247,7 @@ def _show_views(run: Run[PartsT]) -> None:
     def draw() -> Image.Image:
         samples = len(run.plan.split)
         ids = np.sort(permutation(samples, [run.recipe.seed])[:PREVIEWED])  # as `sslpipe preview`
-        return views_picture(run.plan, ids)
+        return run.plan.draw_views(ids)
 
     if run.first_step == 0:
         run.reporter.picture(0, "views", draw)

@@ -30,6 +30,7 @@ from sslpipe.run.checkpoint_files import (
     latest,
     read_state,
 )
+from sslpipe.run.contract import Scores
 from sslpipe.run.log import MetricLine, read_metrics
 from sslpipe.run.monitoring import Monitor
 from sslpipe.run.status import status
@@ -269,14 +270,15 @@ def scripted_in_rank(process, fault, init, start, recipe, data, run_dir, *overri
     """
     os.environ["SSLPIPE_FAULT"] = fault
 
-    def scores(monitor, done, look=None):
+    def scores(monitor, done):
         averaged = {"ema_": AVERAGED} if "ema_" in monitor.backbones else {}
         scripts = {"": SCRIPT} | averaged
-        return {
+        numbers = {
             f"{prefix}holdout_map_at_r": ({0: start} | script)[done]
             for prefix, script in scripts.items()
             if process.rank == 0
         }
+        return Scores(numbers)
 
     Monitor.measure = scores
     loaded = load_recipe(recipe, overrides)

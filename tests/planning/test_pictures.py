@@ -14,13 +14,9 @@ from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.planning.pictures import nearest_ids, neighbours_picture
 from sslpipe.run.log import read_metrics
-from sslpipe.run.pictures import (
-    MOST_SHEETS,
-    nearest_ids,
-    neighbours_picture,
-    shows_neighbours,
-)
+from sslpipe.run.monitoring import MOST_SHEETS, shows_neighbours
 from sslpipe.run.reporter import Reporter
 from sslpipe.run.trackers import log_evaluation
 from tests.helpers import finetunes, runs

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from sslpipe.augment.preview import preview_grid
+from sslpipe.augment.preview import DrawPartners, preview_grid
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass
@@ -20,7 +20,6 @@ from sslpipe.run.contract import PartsT, Plan
 
 QUERIES = 8  # held-out images of a sheet, the same ones at each evaluation
 NEAREST = 5  # shown beside each
-MOST_SHEETS = 20  # of a run, evenly spread over its evaluations
 _CELL_PX = 72
 _FRAME_PX = 3
 _PAPER = (250, 250, 248)
@@ -30,7 +29,12 @@ _UNKNOWN = (160, 160, 156)
 
 
 def views_picture(
-    plan: Plan[PartsT], ids: NDArray[np.int64], *, epoch: int = 0, num_epochs: int = 1
+    plan: Plan[PartsT],
+    ids: NDArray[np.int64],
+    *,
+    epoch: int,
+    num_epochs: int,
+    partners: DrawPartners | None = None,
 ) -> Image.Image:
     """Draw images of the plan's split beside the views that training makes of them.
 
@@ -39,6 +43,7 @@ def views_picture(
         ids: (n,) of the images, ascending.
         epoch: The first one whose views are shown.
         num_epochs: How many are.
+        partners: Draws the samples that second views show; None: each image makes its own.
 
     Raises:
         DataError: A sample cannot be read.
@@ -53,15 +58,8 @@ def views_picture(
         num_epochs=num_epochs,
         ids=ids,
         canvas_px=recipe.data.canvas_px,
-        partners=plan.draw_partners,
+        partners=partners,
     )
-
-
-def shows_neighbours(done: int, monitor_steps: int, total_steps: int) -> bool:
-    """Return whether the evaluation after `done` steps has a sheet: MOST_SHEETS of a run have."""
-    evaluations = -(-total_steps // monitor_steps)
-    every = -(-evaluations // MOST_SHEETS) * monitor_steps
-    return done % every == 0 or done == total_steps
 
 
 def nearest_ids(queries: Embeddings, searched: Embeddings) -> NDArray[np.int64]:
