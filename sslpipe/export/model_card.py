@@ -3,12 +3,15 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
+from importlib.metadata import version
 from typing import Any
 
+import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+import sslpipe
 from sslpipe.data.image_type import RGB8, ImageType, hex_colour
 from sslpipe.evaluation.suite_file import own_name, with_own_name
 from sslpipe.models.backbones import JOIN
@@ -16,6 +19,15 @@ from sslpipe.recipe import is_finetune
 
 # format -> lines of Python that load it, for the model card
 USAGE = tomllib.loads((resources.files(__package__) / "templates/usage.toml").read_text("utf-8"))
+# first word of a format, or of a backbone's kind -> the packages that read it
+PACKAGES = {
+    "torchvision": ("torchvision",),
+    "timm": ("timm",),
+    "transformers": ("transformers",),
+    "open_clip": ("open_clip_torch",),
+    "hf": ("transformers",),
+    "onnx": ("onnx", "onnxruntime"),
+}
 TASK = "image-feature-extraction"
 TAGS: tuple[str, ...] = ("self-supervised-learning", "contrastive-learning")
 TUNED_TAGS = ("metric-learning", "image-retrieval")
@@ -69,6 +81,7 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         data=facts.get("data", {}),
         init=facts.get("init"),
         seen=facts.get("classes_seen", []),
+        versions=_versions(backbone, usage),
         own=own,
         rows=with_own_name(rows, own),
     )
@@ -88,6 +101,21 @@ def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
     }
     lines = (f"{key}: {json.dumps(value)}\n" for key, value in metadata.items())  # as YAML has it
     return f"---\n{''.join(lines)}---\n\n{text}"
+
+
+def _versions(backbone: Mapping[str, Any], formats: Iterable[str]) -> str:
+    """Return "sslpipe 1.0, torch 2.11.0, timm 1.0.20": of what wrote the formats and read them."""
+    kinds = [part["kind"] for part in backbone.get("parts", [backbone])]
+    packages = [
+        package
+        for name in (*kinds, *formats)
+        for package in PACKAGES.get(re.split("[/-]", name)[0], ())
+    ]
+    if "hf" in formats and "transformers" not in kinds:
+        packages.append("timm")  # which reads it, too
+    versions = {"sslpipe": sslpipe.__version__, "torch": torch.__version__}
+    versions |= {package: version(package) for package in packages}
+    return ", ".join(f"{name} {number}" for name, number in versions.items())
 
 
 def _trained_elsewhere(facts: Mapping[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """Each format by the libraries of those who will load it, beside the model in memory."""
 
+import importlib
 import importlib.util
 import json
 import re
@@ -116,9 +117,31 @@ def test_all_is_every_format_that_can_hold_the_backbone_and_each_gives_its_featu
                     actual = F.normalize(actual, dim=1)
                 error = float((actual - expected).abs().max() / expected.abs().max())
                 assert error <= TOLERANCE, (name, error)
+    readers = {"torchvision": {"torchvision"}, "timm": {"timm"}, "hf": {"timm", "transformers"}}
+    if kind == "transformers":
+        readers["hf"] = {"transformers"}
+    named = {"sslpipe", "torch", kind.partition("/")[0]} - {"small_resnet"}
+    named.update(*(readers.get(name, ()) for name in written))
+    versions = {name: importlib.import_module(name).__version__ for name in named}
+    assert versions_in_card(tmp_path / "out" / "README.md") == {
+        name: full if name in ("sslpipe", "torch") else full.partition("+")[0]  # less "+cu130"
+        for name, full in versions.items()
+    }
     for name in {"safetensors", "timm", "hf"} & set(written):
         folder = tmp_path / "out" / ("" if name == "safetensors" else name)
         assert torch.equal(features(sslpipe.load_backbone(folder)), features(model))
+
+
+def versions_in_card(file):
+    (row,) = re.findall(r"^\| written and proved by \| (.*) \|$", file.read_text(), re.MULTILINE)
+    return dict(each.split() for each in row.split(", "))
+
+
+def test_a_card_names_the_libraries_of_its_own_formats(resnet):
+    _, out = resnet
+    hub = {"sslpipe", "torch", "torchvision", "timm", "transformers"}
+    assert set(versions_in_card(out / "hf" / "README.md")) == hub
+    assert set(versions_in_card(out / "README.md")) == hub | {"onnx", "onnxruntime"}
 
 
 def test_two_exports_are_the_same_bytes_and_tell_no_folder_of_this_machine(tmp_path):
