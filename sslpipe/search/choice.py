@@ -2,19 +2,20 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from sslpipe.augment.eval_view import EvalView
 from sslpipe.cli.inputs import check_folder, check_model, find_images
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex, Split, load_index
-from sslpipe.data.reader import OnBad
+from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.data.storage import is_remote
 from sslpipe.distributed import pick_device
 from sslpipe.errors import UserError, as_path, check_count, check_list, shown
@@ -39,6 +40,7 @@ CHOICE = "choice.json"  # in the folder of a choice
 PAGE = "choice.html"
 BATCH_SIZE = 16  # images at a time: the candidates may be large
 SEED = 0  # of the halves of the classes, and of the images that are taken
+Skip = Callable[[str, UserError], None]
 
 
 @dataclass(frozen=True)
@@ -130,16 +132,127 @@ def choose(
         skipped.append(f"{source}: {error}")
         say(f"skipped: {source}: {error}")
 
-    wanted = []
+    wanted = _readable(sources, skip)
+    index = load_index(_shards(data, out, say))
+    images = _images_that_rank(index, split, wanted, most, say)
+    embed = partial(
+        candidates.embed_kept,
+        ids=images.ids,
+        folder=out / "features",
+        progress=progress,
+        say=say,
+        batch_size=BATCH_SIZE,
+        num_workers=num_workers,
+        device=target,
+    )
+    networks = _embed_all(wanted, px, images, embed, on_bad=on_bad, skip=skip, device=target)
+    identity = _identity(networks, images)
+    # read where these features have been ranked before
+    ranked = ranking.ranking_from(out / CHOICE, identity)
+    if not ranked:
+        return_freed_memory()
+        say(f"rank {len(identity['sets'])} rows of {len(networks.candidates)} candidates")
+        ranked = _rank(networks, images, identity["sets"])
+    few = ranking.few_labelled(images.labels[images.ids])
+    two_sizes = candidates.two_sizes(networks.candidates.values()) if few else ()
+    best = ranking.to_use(ranked, two_sizes)
+    # the answer, in words, a table and a page
+    sentences = answer(ranked, best, networks.candidates, lacking=images.lacking, few=few)
+    sentences.append(_spread(best, networks))
+    tree = {
+        **ranking.to_json(ranked, identity),
+        "answer": sentences,
+        "used": ranked.index(best),
+        "sources": [one.source for one in networks.candidates.values()],
+        "skipped": skipped,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / CHOICE, tree)
+    heads, cells = table_cells(ranked, networks.candidates)
+    page = choice_page(images.rows, sentences, heads, cells, ranked, networks.features, SEED)
+    write_atomically(out / PAGE, page)
+    # the row to use as a backbone
+    say(f"write {out / INSIDE}, and prove it in a clean process")
+    together = ranking.best_first(best.parts, ranked)
+    doubt = write_chosen(
+        out / INSIDE,
+        source="+".join(networks.candidates[name].source for name in together),
+        rows=ranking.side_by_side(networks.features, together),
+        split=images.rows,
+        power=best.power,
+    )
+    return Choice(
+        answer=sentences,
+        heads=heads,
+        rows=[cells[place] for place in _places_shown(ranked, best)],
+        best=best,
+        backbone=out / INSIDE,
+        page=out / PAGE,
+        data=f"{index.folder}/dataset.json",
+        by_labels=images.lacking is None,
+        doubt=doubt,
+        skipped=skipped,
+    )
+
+
+@dataclass(frozen=True)
+class _Images:
+    """The images on which candidates are ranked.
+
+    Args:
+        rows: The split that they are of.
+        ids: (n,) their sample ids, sorted.
+        labels: (samples of the split,) -1 where a label cannot rank.
+        seen: Labels by which a candidate was trained, sorted: they are -1 in `labels`.
+        lacking: Why labels cannot rank; None: they do.
+    """
+
+    rows: Split
+    ids: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    seen: NDArray[np.int64]
+    lacking: str | None
+
+
+@dataclass(frozen=True)
+class _Networks:
+    """What is ranked, by the names of the candidates.
+
+    Args:
+        candidates: Those that could be read and embedded.
+        features: Of the images.
+        corners: Features of two corners of each image, where labels cannot rank.
+        keys: A hash of all that decided the features, in the candidates' order.
+    """
+
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    features: dict[str, Embeddings] = field(default_factory=dict)
+    corners: dict[str, Embeddings] = field(default_factory=dict)
+    keys: list[str] = field(default_factory=list)
+
+
+def _said_before(bad: Quarantined) -> None:
+    """Say nothing of a sample that the first candidate has named."""
+
+
+def _readable(sources: Sequence[str | Path], skip: Skip) -> list[str]:
+    """Return the sources that name something, each once. Raises: UserError: none does."""
+    readable = []
     for source in dict.fromkeys(each for one in sources for each in _candidates_of(one)):
         try:
             check_model(source)
-            wanted.append(source)
+            readable.append(source)
         except UserError as error:
             skip(source, error)
-    if not wanted:
+    if not readable:
         raise UserError("no candidate can be read")
-    index = load_index(_shards(data, out, say))
+    return readable
+
+
+def _images_that_rank(
+    index: DatasetIndex, split: str, sources: Sequence[str], most: int, say: Say
+) -> _Images:
+    """Take up to `most` images of a split, and the labels of it that can rank the sources."""
     rows = index.split(split)
     if not is_remote(index.folder):  # else a request a shard: once is enough
         index.check_files(split)
@@ -147,109 +260,97 @@ def choose(
     if len(ids) < len(rows):
         say(f"{len(ids):,} of {len(rows):,} images; --most takes more")
     # labels by which a candidate was trained rank nothing
-    seen = np.isin(rows.labels, candidates.labels_seen(wanted, index, split))
-    labels = np.where(seen, -1, rows.labels)
+    is_seen = np.isin(rows.labels, candidates.labels_seen(sources, index, split))
+    labels = np.where(is_seen, -1, rows.labels)
     lacking = why_unlabelled(labels[ids])
-    if seen.any():
+    if is_seen.any():
         kept = len(np.unique(labels[labels >= 0]))
         say(f"a candidate was trained by labels: the {kept} classes that it has not seen rank")
         lacking = lacking and f"a candidate was trained by the labels, and of others {lacking}"
+    return _Images(
+        rows=rows, ids=ids, labels=labels, seen=np.unique(rows.labels[is_seen]), lacking=lacking
+    )
 
-    def embedded(one: Candidate, view: EvalView, split: Split) -> tuple[Embeddings, str]:
-        return candidates.embed_kept(
-            one,
-            view,
-            split,
-            ids,
-            out / "features",
-            progress=progress,
-            say=say,
-            # of the first candidate alone
-            on_bad=(lambda bad: None) if features else on_bad,
-            batch_size=BATCH_SIZE,
-            num_workers=num_workers,
-            device=target,
-        )
 
-    # features of each candidate, and of two corners of each image where labels cannot choose
-    found: dict[str, Candidate] = {}
-    features: dict[str, Embeddings] = {}
-    corners: dict[str, Embeddings] = {}
-    keys = []
-    for source in (each for text in wanted for each in candidates.at_sizes(text, px)):
+def _embed_all(
+    sources: Sequence[str],
+    px: Sequence[int],
+    images: _Images,
+    embed: Callable[..., tuple[Embeddings, str]],
+    *,
+    on_bad: OnBad,
+    skip: Skip,
+    device: str,
+) -> _Networks:
+    """Embed the images by each source at each size.
+
+    Args:
+        sources: What `_readable` returned.
+        px: Sides of the images, where a source names none.
+        images: What is embedded.
+        embed: `candidates.embed_kept`, but for the network, its view, split and on_bad.
+        on_bad: Called with each sample that cannot be decoded, once.
+        skip: Called with a source that cannot be ranked, and why.
+        device: Where to compute.
+
+    Raises:
+        UserError: None can be ranked.
+    """
+    done = _Networks()
+    for source in (each for text in sources for each in candidates.at_sizes(text, px)):
         try:
-            one = candidates.load_candidate(source, found.values(), target)
-            model, (own_rows,) = one.model.matched(rows)
+            one = candidates.load_candidate(source, done.candidates.values(), device)
+            model, (rows,) = one.model.matched(images.rows)
             one = one._replace(model=model)
-            made, key = embedded(one, one.model.view, own_rows)
-            ranking.check_features(one.name, made, next(iter(features.values()), made))
-            if lacking is not None:
-                views = ranking.CornerViews(one.model.view)
-                corners[one.name], _ = embedded(one, views, own_rows)
-            one.model.backbone.to("meta")  # its weights are not needed again
-            features[one.name] = made._replace(labels=torch.from_numpy(labels[made.ids.numpy()]))
-            found[one.name] = one
-            keys.append(key)
+            made, key = embed(
+                one, model.view, rows, on_bad=_said_before if done.features else on_bad
+            )
+            ranking.check_features(one.name, made, next(iter(done.features.values()), made))
+            if images.lacking is not None:
+                corners = ranking.CornerViews(model.view)
+                done.corners[one.name], _ = embed(one, corners, rows, on_bad=_said_before)
+            model.backbone.to("meta")  # its weights are not needed again
+            labels = torch.from_numpy(images.labels[made.ids.numpy()])
+            done.features[one.name] = made._replace(labels=labels)
+            done.candidates[one.name] = one
+            done.keys.append(key)
         except UserError as error:
             skip(source, error)
-    if not features:
+    if not done.features:
         raise UserError("no candidate can be ranked")
-    # the ranking: read where these features have been ranked before
-    sets = candidates.rows_to_rank(found.values())
-    identity = {"keys": keys, "sets": sets, "seed": SEED, "labels": lacking is None}
-    identity["seen"] = np.unique(rows.labels[seen]).tolist()
-    ranked = ranking.ranking_from(out / CHOICE, identity)
-    if not ranked:
-        return_freed_memory()
-        say(f"rank {len(sets)} rows of {len(found)} candidates")
-        if lacking is None:
-            ranked = ranking.rank_with_labels(features, sets, SEED)
-        else:
-            ranked = ranking.rank_without_labels(features, corners, sets)
-    # the answer, in words, a table and a page
-    few = ranking.few_labelled(labels[ids])
-    best = ranking.to_use(ranked, candidates.two_sizes(found.values()) if few else ())
-    sentences = answer(ranked, best, found, lacking=lacking, few=few)
-    some = (features[name].features[:: len(ids) // 2000 + 1] for name in best.parts)
-    spread = concentration_text(*(uniformity(each) for each in some))
-    sentences.append(f"{' and '.join(best.parts)}: {spread}.")
-    tree = {
-        **ranking.to_json(ranked, identity),
-        "answer": sentences,
-        "used": ranked.index(best),
-        "sources": [one.source for one in found.values()],
-        "skipped": skipped,
+    return done
+
+
+def _identity(networks: _Networks, images: _Images) -> dict[str, Any]:
+    """Return all that decides the ranking."""
+    return {
+        "keys": networks.keys,
+        "sets": candidates.rows_to_rank(networks.candidates.values()),
+        "seed": SEED,
+        "labels": images.lacking is None,
+        "seen": images.seen.tolist(),
     }
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / CHOICE, tree)
-    heads, cells = table_cells(ranked, found)
-    page = choice_page(rows, sentences, heads, cells, ranked, features, SEED)
-    write_atomically(out / PAGE, page)
-    shown = {*ranking.best_forms(ranked), ranked.index(best)}
-    if lacking is None:  # and what they are compared with
-        shown.add(ranked.index(ranking.best_single(ranked)))
-    # the row to use as a backbone
-    say(f"write {out / INSIDE}, and prove it in a clean process")
-    together = ranking.best_first(best.parts, ranked)
-    doubt = write_chosen(
-        out / INSIDE,
-        source="+".join(found[name].source for name in together),
-        rows=ranking.side_by_side(features, together),
-        split=rows,
-        power=best.power,
-    )
-    return Choice(
-        answer=sentences,
-        heads=heads,
-        rows=[cells[place] for place in sorted(shown)],
-        best=best,
-        backbone=out / INSIDE,
-        page=out / PAGE,
-        data=f"{index.folder}/dataset.json",
-        by_labels=lacking is None,
-        doubt=doubt,
-        skipped=skipped,
-    )
+
+
+def _rank(networks: _Networks, images: _Images, rows: Sequence[ranking.Parts]) -> list[Ranked]:
+    if images.lacking is None:
+        return ranking.rank_with_labels(networks.features, rows, SEED)
+    return ranking.rank_without_labels(networks.features, networks.corners, rows)
+
+
+def _spread(best: Ranked, networks: _Networks) -> str:
+    """Write how the features of a row's parts spread, of 2,000 images or more."""
+    features = [networks.features[name].features for name in best.parts]
+    spread = (uniformity(each[:: len(each) // 2000 + 1]) for each in features)
+    return f"{' and '.join(best.parts)}: {concentration_text(*spread)}."
+
+
+def _places_shown(ranked: Sequence[Ranked], best: Ranked) -> list[int]:
+    """Return the places of the rows that a user sees."""
+    places = {*ranking.best_forms(ranked), ranked.index(best)}
+    if best.values:  # ranked by labels, and compared with this one
+        places.add(ranked.index(ranking.best_single(ranked)))
+    return sorted(places)
 
 
 def rank_features(features: Mapping[str, Array], labels: Array) -> list[Ranked]:
