@@ -101,13 +101,12 @@ def our_batches(folder: Path) -> Iterator[torch.Tensor]:
     from sslpipe.data.loader import batches
     from sslpipe.data.order import Order
     from sslpipe.distributed import Rank
-    from sslpipe.recipe.pretrain import Data
     from sslpipe.recipe.sections import RunConfig
 
     split = load_index(folder / "shards").split("train")
-    data = Data(batch_size=64, num_streams=8, shuffle_window=128, canvas_px=WIDTH)
     order = Order(split.starts, seed=0, batch_size=64, num_streams=8, window=128)
-    stream = batches(split, order, data, RunConfig(num_workers=0), Rank(), on_bad=print)
+    run = RunConfig(num_workers=0)
+    stream = batches(split, order, run, Rank(), canvas_px=WIDTH, on_bad=print)
     for _, batch in zip(range(order.steps_per_epoch), stream, strict=False):
         yield batch.images
     stream.close()

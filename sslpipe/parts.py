@@ -19,12 +19,11 @@ from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.losses import Objective
-from sslpipe.losses.base import takes_groups
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.checkpointing import checkpoint_activations
 from sslpipe.models.limits import within_memory
-from sslpipe.models.momentum import MomentumPair, averaged
+from sslpipe.models.momentum import MomentumPair, averaged, decay_at, follow, momentum_at
 from sslpipe.models.simclr import SimCLR
 from sslpipe.models.transfer import copy_weights
 from sslpipe.models.tuning import (
@@ -36,14 +35,14 @@ from sslpipe.optim import parameter_groups
 from sslpipe.portable import sha256_of
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry.schema import refusals
-from sslpipe.run.contract import TrainingParts
+from sslpipe.run.contract import PretrainingParts
 from sslpipe.run.throughput import step_flops
 
 Model = SimCLR | MomentumPair
 
 
 @dataclass(frozen=True)
-class Parts(TrainingParts):
+class Parts(PretrainingParts):
     """What a plan builds, on the CPU, from recipe.seed; tests hand in their own.
 
     Attributes:
@@ -102,6 +101,14 @@ def backbones(model: Model) -> list[Backbone]:
     """List the backbones that a run's weights go into: the trained one, and its slow copy."""
     copies = [model.momentum.backbone] if isinstance(model, MomentumPair) else []
     return [model.backbone, *copies]
+
+
+def follow_trained(model: Model, recipe: Recipe, step: int) -> None:
+    """Move a momentum encoder, and an average of the backbone, behind the trained weights."""
+    if isinstance(model, MomentumPair) and recipe.momentum is not None:
+        model.follow(momentum_at(step, recipe.momentum, recipe.total_steps))
+    if model.ema is not None and recipe.optim.ema:
+        follow(model.ema, model.backbone, decay_at(step, recipe.optim.ema), buffers=True)
 
 
 def freeze_and_group(model: Model, recipe: Recipe) -> list[dict[str, Any]]:
@@ -191,7 +198,7 @@ def masks_no_negatives(recipe: Recipe, loss_fn: Objective) -> Iterator[str]:
     """Refuse [pairs] that masks negatives with an objective that cannot."""
     has_negatives = loss_fn.negatives_per_anchor(recipe.data.batch_size) > 0
     masks = recipe.pairs.masks if recipe.pairs else ()
-    if masks and has_negatives and not takes_groups(loss_fn):
+    if masks and has_negatives and not loss_fn.takes_groups:
         yield (
             f"loss.kind = {recipe.loss.kind!r} takes no groups, so that [pairs] cannot keep images "
             "from being negatives; leave pairs.positive and pairs.never_negative out"

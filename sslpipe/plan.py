@@ -40,6 +40,7 @@ from sslpipe.parts import (
     Parts,
     build_loss,
     build_model,
+    follow_trained,
     freeze_and_group,
     open_teacher,
     recipe_flops,
@@ -57,7 +58,7 @@ from sslpipe.planning.rules import (
 from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.best import can_choose, nothing_to_choose_by
-from sslpipe.run.contract import Plan
+from sslpipe.run.contract import PretrainingPlan
 from sslpipe.run.gradient_cache import micro_batch_rows
 from sslpipe.run.health import Alarms
 from sslpipe.run.launcher import check_streams
@@ -70,7 +71,7 @@ MOST_HELD_OUT = 1 / 4  # of a split, before a warning
 
 
 @dataclass(frozen=True)
-class Pretraining(Plan[Parts]):
+class Pretraining(PretrainingPlan[Parts]):
     """The plan of a pretraining: a value; it opens no device and writes nothing.
 
     Attributes:
@@ -208,6 +209,10 @@ class Pretraining(Plan[Parts]):
             num_epochs=num_epochs,
             partners=None if drawing is None else drawing.of_samples,
         )
+
+    def follow(self, parts: Parts, step: int) -> None:
+        """Move a momentum encoder, and an average of the backbone, behind the trained weights."""
+        follow_trained(parts.model, self.recipe, step)
 
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
         """Return the integers that decide dropout and the like."""

@@ -9,24 +9,23 @@ from torch import Tensor
 from sslpipe.data.loader import batches
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import all_gather_rows
-from sslpipe.losses import Objective
-from sslpipe.losses.base import takes_groups
-from sslpipe.models.momentum import MomentumPair, decay_at, follow, momentum_at
-from sslpipe.parts import Model, Parts
-from sslpipe.plan import Pretraining
-from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.contract import Objective, PretrainingPartsT, PretrainingPlan
 from sslpipe.run.health import embedding_health
 from sslpipe.run.opening import open_run
 from sslpipe.run.run import Run
 
 
-def pretrain(plan: Pretraining, run_dir: Path, parts: Parts | None = None) -> int:
+def pretrain(
+    plan: PretrainingPlan[PretrainingPartsT],
+    run_dir: Path,
+    parts: PretrainingPartsT | None = None,
+) -> int:
     """Pretrain up to the plan's steps, resuming at run_dir's last checkpoint. Collective.
 
     Leaves DONE, PREEMPTED or FAILED in run_dir.
 
     Args:
-        plan: What `Pretraining.make` returned, for this run directory.
+        plan: What `sslpipe.plan.Pretraining.make` returned, for this run directory.
         run_dir: Where the run lives; the same one resumes.
         parts: What is trained; None: what the plan builds.
 
@@ -36,10 +35,8 @@ def pretrain(plan: Pretraining, run_dir: Path, parts: Parts | None = None) -> in
     Raises:
         UserError: For what the user can mend: launch, memory, a directory in use.
     """
-    recipe = plan.recipe
     # processes, lock and watchdog; parts on the device, resumed at the last checkpoint; the log
     with open_run(plan, run_dir, parts) as run:
-        model = run.parts.model
         loss_fn = run.parts.loss
         # the plan has counted them: a batch without is chance, its step teaches nothing
         loss_fn.had_negatives = True
@@ -49,7 +46,7 @@ def pretrain(plan: Pretraining, run_dir: Path, parts: Parts | None = None) -> in
             z_a, z_b = run.model(views).chunk(2)  # 2 x (B, D), one forward, or micro-batches
             loss = loss_fn(z_a, z_b, **loss_arguments(loss_fn, views.batch))  # (), over all ranks
             with run.step(batch, loss):  # backward, clip, optimizer; a non-finite one is skipped
-                follow_trained(model, recipe, step)
+                plan.follow(run.parts, step)  # a momentum encoder, an average
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 health = embedding_health(z_a, z_b) if loss_fn.embeds else {}
                 run.log({**health, **loss_fn.stats(), **partner_shares(batch)})
@@ -57,18 +54,10 @@ def pretrain(plan: Pretraining, run_dir: Path, parts: Parts | None = None) -> in
         return run.finish()
 
 
-def follow_trained(model: Model, recipe: Recipe, step: int) -> None:
-    """Move a momentum encoder, and an average of the backbone, behind the trained weights."""
-    if isinstance(model, MomentumPair) and recipe.momentum is not None:
-        model.follow(momentum_at(step, recipe.momentum, recipe.total_steps))
-    if model.ema is not None and recipe.optim.ema:
-        follow(model.ema, model.backbone, decay_at(step, recipe.optim.ema), buffers=True)
-
-
 def loss_arguments(loss_fn: Objective, batch: Batch) -> dict[str, Tensor]:
     """Return what the objective takes beside the embeddings; groups only where it knows them."""
     arguments = batch.loss_arguments
-    if "groups" in arguments and not takes_groups(loss_fn):
+    if "groups" in arguments and not loss_fn.takes_groups:
         del arguments["groups"]  # it has no negatives
     return arguments
 
@@ -87,7 +76,9 @@ def partner_shares(batch: Batch) -> dict[str, float]:
     return {"partners": partners, "without_partner": without}
 
 
-def open_batches(plan: Pretraining, run: Run[Parts]) -> Generator[Batch]:
+def open_batches(
+    plan: PretrainingPlan[PretrainingPartsT], run: Run[PretrainingPartsT]
+) -> Generator[Batch]:
     """Open this rank's part of every global step left, its views planned."""
     recipe = plan.recipe
     augment = run.parts.augment
@@ -103,9 +94,9 @@ def open_batches(plan: Pretraining, run: Run[Parts]) -> Generator[Batch]:
     return batches(
         split=plan.split if plan.pairing is None else plan.pairing.split,
         order=plan.order,
-        data=recipe.data,
         run=recipe.run,
         process=run.process,
+        canvas_px=recipe.data.canvas_px,
         first_step=run.first_step,
         device=run.device,
         on_bad=run.quarantine.add,

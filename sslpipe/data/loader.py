@@ -19,7 +19,6 @@ from sslpipe.data.reader import Image, ImageStore, OnBad, Quarantined, Raw, Read
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.portable import free_memory_bytes
-from sslpipe.recipe.pretrain import Data
 from sslpipe.recipe.sections import RunConfig
 
 T = TypeVar("T")
@@ -90,10 +89,10 @@ class StreamReader:
 def batches(
     split: Split,
     order: Order,
-    data: Data,
     run: RunConfig,
     process: Rank,
     *,
+    canvas_px: int,
     first_step: int = 0,
     device: torch.device = CPU,
     on_bad: OnBad,
@@ -110,9 +109,9 @@ def batches(
     Args:
         split: Where the samples are.
         order: Which sample stands where.
-        data: The recipe's [data].
         run: The recipe's [run]. cache = "device": everything is decoded first, into its memory.
         process: This process; it serves its share of the streams.
+        canvas_px: Images with a longer side are reduced to it.
         first_step: The global step to begin with.
         device: Where the images are; all else is on the CPU.
         on_bad: Called once for each bad sample, from any thread.
@@ -123,7 +122,7 @@ def batches(
         DataError: A shard cannot be read, STAND_IN_TRIES samples in a row are bad, or the images do
             not fit the device.
     """
-    streams = process.share(data.num_streams)
+    streams = process.share(order.num_streams)
 
     def draw_partners(step: int) -> Integers | None:
         return None if pairing is None else pairing.partners_of_step(step, streams)
@@ -133,8 +132,8 @@ def batches(
     read, decode_part, make = stages(
         split=split,
         order=order,
-        data=data,
         run=run,
+        canvas_px=canvas_px,
         streams=streams,
         device=device,
         on_bad=on_bad,
@@ -162,8 +161,8 @@ def batches(
 def _streamed(
     split: Split,
     order: Order,
-    data: Data,
     run: RunConfig,
+    canvas_px: int,
     streams: range,
     device: torch.device,
     on_bad: OnBad,
@@ -172,7 +171,7 @@ def _streamed(
     """Read the shards along the streams."""
     store = ImageStore(
         Reader(split),
-        canvas_px=data.canvas_px,
+        canvas_px=canvas_px,
         keep=run.cache == "memory",
         on_bad=on_bad,
         recent_bytes=RECENT_BYTES if draw_partners else 0,
@@ -355,8 +354,8 @@ def collate(
 def _resident(
     split: Split,
     order: Order,
-    data: Data,
     run: RunConfig,
+    canvas_px: int,
     streams: range,
     device: torch.device,
     on_bad: OnBad,
@@ -373,7 +372,7 @@ def _resident(
     decoded = one_pass(
         split,
         ids=ids,
-        canvas_px=data.canvas_px,
+        canvas_px=canvas_px,
         num_workers=run.num_workers,
         reader=Reader(split),
         on_bad=remember,

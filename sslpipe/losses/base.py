@@ -79,6 +79,14 @@ class Objective(Part):
             )
         return super().__call__(*views, **known)
 
+    @property
+    def takes_groups(self) -> bool:
+        """Whether groups, whose views are not negatives, are a keyword of `forward`."""
+        parameters = inspect.signature(self.forward).parameters
+        return "groups" in parameters or any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+
     def cannot(self, samples: int, *, paired: bool) -> str | None:
         """Return why a run cannot begin on a split of so many samples, with [pairs] or without."""
         return None
@@ -90,14 +98,6 @@ class Objective(Part):
     def negatives_per_anchor(self, batch_size: int) -> int:
         """Return how many negatives an anchor has at most; 0 for an objective without."""
         return 0
-
-
-def takes_groups(loss_fn: Objective) -> bool:
-    """Return whether an objective takes groups whose views are not negatives: a keyword of it."""
-    parameters = inspect.signature(loss_fn.forward).parameters
-    return "groups" in parameters or any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
-    )
 
 
 class ContrastiveObjective(Objective):

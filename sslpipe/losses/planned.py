@@ -9,7 +9,7 @@ from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import current_rank
-from sslpipe.losses.base import ContrastiveObjective, InBatchLoss, Objective, takes_groups
+from sslpipe.losses.base import ContrastiveObjective, InBatchLoss, Objective
 
 MOST_PLANNED = 16  # batches that are looked at; fewer of large ones
 
@@ -46,7 +46,7 @@ def planned_negatives(
     found = []
     for known in arguments:
         rows = torch.empty(len(known["ids"]), 1)
-        groups = known.get("groups") if takes_groups(loss_fn) else None
+        groups = known.get("groups") if loss_fn.takes_groups else None
         anchors = loss_fn.find_anchors(rows, known["ids"], known["labels"], groups)
         found.append(float(anchors.mean_negatives))
     return found

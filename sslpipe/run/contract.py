@@ -14,11 +14,29 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.order import Order
+from sslpipe.data.pairing import Pairing
+from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Rank
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.run.health import Alarms
+
+
+class Views(Protocol):
+    """What makes the views of a batch: see `sslpipe.augment.two_views`.
+
+    Attributes:
+        crop_px: Side of the square views.
+    """
+
+    crop_px: int
+
+    def prepare(self, batch: Batch, *, seed: int, number: int) -> Batch:
+        """Return the batch with its views planned, by a function of seed, number and ids."""
+
+    def __call__(self, batch: Batch, *, dtype: torch.dtype) -> Tensor:
+        """Make planned views: all first ones, then all second, (2B, C, S, S)."""
 
 
 class TrainingParts(ABC):
@@ -201,3 +219,51 @@ class Plan(ABC, Generic[PartsT]):
     @abstractmethod
     def describe(self) -> str:
         """Describe data and start for the console."""
+
+
+# of a pretraining
+
+
+class Objective(Protocol):
+    """What a pretraining asks of its loss over two views: see `sslpipe.losses.Objective`."""
+
+    embeds: bool
+    had_negatives: bool
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether it keeps views of one group from being negatives."""
+
+    def __call__(self, z_a: Tensor, z_b: Tensor, **known: Tensor) -> Tensor:
+        """Compute the loss () over all ranks, of embeddings (B, D) each. Collective."""
+
+    def stats(self) -> dict[str, float]:
+        """Return what the log shows of the last call."""
+
+
+class PretrainingParts(TrainingParts):
+    """What a pretraining trains.
+
+    Attributes:
+        loss: The objective.
+    """
+
+    loss: Objective
+
+
+PretrainingPartsT = TypeVar("PretrainingPartsT", bound=PretrainingParts)
+
+
+class PretrainingPlan(Plan[PretrainingPartsT]):
+    """All that is known of a pretraining before its first step: see `sslpipe.plan.Pretraining`.
+
+    Attributes:
+        pairing: Partners, masks and labels of [pairs]; None without.
+    """
+
+    order: Order
+    pairing: Pairing | None
+
+    @abstractmethod
+    def follow(self, parts: PretrainingPartsT, step: int) -> None:
+        """Move a momentum encoder, and an average of the backbone, behind the trained weights."""

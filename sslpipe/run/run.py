@@ -12,7 +12,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from sslpipe.augment.two_views import Views
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import agree
 from sslpipe.faults import fault
@@ -20,7 +19,7 @@ from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import clip_gradient, lr_at, ramp_at, set_lr
 from sslpipe.run.accelerator import seed_torch
 from sslpipe.run.checkpoint import Checkpointer
-from sslpipe.run.contract import PartsT, Plan
+from sslpipe.run.contract import PartsT, Plan, Views
 from sslpipe.run.directory import HeldDirectory
 from sslpipe.run.gradient_cache import GradientCache
 from sslpipe.run.guard import Decision, StepGuard

@@ -8,7 +8,6 @@ from sslpipe.data.loader import batches
 from sslpipe.data.order import Order, held_out
 from sslpipe.data.pairing import plan_pairs
 from sslpipe.distributed import Rank
-from sslpipe.recipe.pretrain import Data
 from sslpipe.recipe.sections import RunConfig
 
 FIELDS = ("images", "sizes", "labels", "ids", "source_ids")
@@ -30,14 +29,9 @@ def take(index, steps, *, first=0, rank=0, world=1, bad=None, pairs=None, canvas
     made = batches(
         pairing.split if pairing else split,
         order,
-        Data(
-            batch_size=order.batch_size,
-            num_streams=order.num_streams,
-            shuffle_window=order.window,
-            canvas_px=canvas_px,
-        ),
         RunConfig(**(run or {})),
         Rank(rank, world),
+        canvas_px=canvas_px,
         first_step=first,
         on_bad=([] if bad is None else bad).append,
         pairing=pairing,
