@@ -15,7 +15,6 @@ from accelerate import Accelerator
 from PIL import Image
 from torch import nn
 
-from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import optimizer_over
 from sslpipe.portable import ignores_hang_up
 from sslpipe.random import permutation
@@ -36,6 +35,7 @@ from sslpipe.run.guard import StepGuard
 from sslpipe.run.health import Alarms
 from sslpipe.run.log import read_metrics
 from sslpipe.run.monitoring import Monitor
+from sslpipe.run.projector_first import ProjectorFirst
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.reporter import Reporter, RunLog
 from sslpipe.run.run import Run

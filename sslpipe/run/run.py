@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import agree
 from sslpipe.faults import fault
-from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import clip_gradient, lr_at, ramp_at, set_lr
 from sslpipe.run.accelerator import seed_torch
 from sslpipe.run.checkpoint import Checkpointer
@@ -26,6 +25,7 @@ from sslpipe.run.guard import Decision, StepGuard
 from sslpipe.run.health import Alarms
 from sslpipe.run.log import is_due
 from sslpipe.run.monitoring import Monitor
+from sslpipe.run.projector_first import ProjectorFirst
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.reporter import Reporter
 from sslpipe.run.stop import FROM_A_KEYBOARD, StopRequest, note_stop, write_marker

@@ -10,7 +10,6 @@ from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.libraries import TransformersTower
 from sslpipe.models.tuning import (
     PREFIX,
-    ProjectorFirst,
     block_names,
     freeze_layers,
     learning_rate_scale,
@@ -19,6 +18,7 @@ from sslpipe.models.tuning import (
 from sslpipe.optim import OPTIMIZERS, build_optimizer, ramp_at, set_lr
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.sections import Tune
+from sslpipe.run.projector_first import ProjectorFirst
 from tests.helpers.runs import ROOT, assert_same_weights
 
 
