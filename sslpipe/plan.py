@@ -29,7 +29,8 @@ from sslpipe.data.holdout import (
 )
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, Order
-from sslpipe.data.pairing import Pairing, plan_pairs
+from sslpipe.data.pairing import pairing_warnings, plan_pairs
+from sslpipe.data.partners import Pairing
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.saved import SavedBackbone
@@ -303,7 +304,7 @@ def much_is_held_out(plan: Pretraining, parts: Parts) -> Iterator[str]:
 def pairs_are_unusual(plan: Pretraining, parts: Parts) -> Iterator[str]:
     """Mention samples without a partner, partners far away, and columns that mask much."""
     if plan.pairing is not None:
-        yield from plan.pairing.warnings(plan.recipe.run.cache)
+        yield from pairing_warnings(plan.pairing, plan.recipe.run.cache)
 
 
 def pair_labels_have_no_effect(plan: Pretraining, parts: Parts) -> Iterator[str]:

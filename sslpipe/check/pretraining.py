@@ -17,7 +17,8 @@ from sslpipe.check.result import (
 )
 from sslpipe.data.holdout import holdout_ids
 from sslpipe.data.order import Order
-from sslpipe.data.pairing import Pairing, joint_codes
+from sslpipe.data.pairing import survey
+from sslpipe.data.partners import Pairing, joint_codes
 from sslpipe.errors import RecipeError
 from sslpipe.models.tuning import count_parameters
 from sslpipe.parts import Parts
@@ -185,7 +186,7 @@ def _look_at_pairs(
     if pairing is None or pairing.partners is None:
         return [], None
     partners = pairing.partners
-    found = pairing.survey(steps)
+    found = survey(pairing, steps)
     text = (
         f"{found.partners / found.samples:.1%} of the samples have one, about "
         f"{1 - found.outside / max(1, found.partners):.1%} of these in the window that is read"

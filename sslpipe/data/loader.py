@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order, StreamPlan
-from sslpipe.data.pairing import Pairing
+from sslpipe.data.partners import Pairing
 from sslpipe.data.pipeline import BATCHES_AHEAD, CPU, Batch, Prepare, pipelined, send
 from sslpipe.data.reader import Image, ImageStore, OnBad, Quarantined, Raw, Reader
 from sslpipe.distributed import Rank

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order
-from sslpipe.data.pairing import Pairing
+from sslpipe.data.partners import Pairing
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import current_rank
 from sslpipe.losses.base import ContrastiveObjective, InBatchLoss, Objective

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import Order
-from sslpipe.data.pairing import Pairing
+from sslpipe.data.partners import Pairing
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Rank
 from sslpipe.recipe.sections import RunRecipe

@@ -9,7 +9,8 @@ import torch
 from sslpipe.data import reader
 from sslpipe.data.columns import MISSING_INTEGER
 from sslpipe.data.order import Order, held_out
-from sslpipe.data.pairing import Near, Partners, joint_codes, plan_pairs
+from sslpipe.data.pairing import pairing_warnings, plan_pairs, survey
+from sslpipe.data.partners import Near, Partners, joint_codes
 from sslpipe.errors import DataError
 from sslpipe.recipe.pretrain import Pairs
 from tests.helpers.batches import order_of
@@ -177,10 +178,10 @@ def test_of_groups_side_by_side_95_percent_of_partners_are_in_the_window(tmp_pat
     split = add_columns(write_dataset(tmp_path, (512, 512), px=1), icon=icon).split("train")
     order = order_of(split, batch_size=32, window=128)
     pairing = plan_pairs(Pairs(positive="icon"), split, order)
-    found = pairing.survey(list(range(order.steps_per_epoch)))
+    found = survey(pairing, list(range(order.steps_per_epoch)))
     assert found.partners > 0.99 * found.samples
     assert found.outside < 0.05 * found.partners
-    assert pairing.warnings("none") == []
+    assert pairing_warnings(pairing, "none") == []
 
 
 def test_without_partners_both_views_show_the_image(index):
@@ -226,7 +227,7 @@ def test_the_survey_counts_who_finds_whom_and_about_how_many_are_read_apart(inde
     order = order_of(split, window=16)
     pairing = plan_pairs(Pairs(positive="icon"), split, order)
     steps = list(range(6 * order.steps_per_epoch))
-    found, outside, partners = pairing.survey(steps), 0, 0
+    found, outside, partners = survey(pairing, steps), 0, 0
     for step in steps:
         epoch, ids = order.ids(step, range(4))
         for row, (own, other) in enumerate(
@@ -241,9 +242,9 @@ def test_the_survey_counts_who_finds_whom_and_about_how_many_are_read_apart(inde
     assert (found.samples, found.partners) == (16 * len(steps), partners)
     assert abs(found.outside - outside) < 0.05 * partners
     assert outside > 0.5 * partners
-    text = pairing.warnings("none")[-1]
+    text = pairing_warnings(pairing, "none")[-1]
     assert "outside of the window that is read" in text
-    assert text not in pairing.warnings("memory")
+    assert text not in pairing_warnings(pairing, "memory")
 
 
 def test_columns_that_leave_few_negatives_are_a_warning(tmp_path):
@@ -253,7 +254,11 @@ def test_columns_that_leave_few_negatives_are_a_warning(tmp_path):
     split = index.split("train")
     order = order_of(split, num_streams=2, window=16, seed=0)
     pairs = Pairs(positive="most", never_negative=("all", "half"))
-    said = [text for text in plan_pairs(pairs, split, order).warnings("none") if "negat" in text]
+    said = [
+        text
+        for text in pairing_warnings(plan_pairs(pairs, split, order), "none")
+        if "negat" in text
+    ]
     masked = []  # by loops over the pairs of each batch
     for step in range(order.steps_per_epoch):
         ids = order.ids(step, range(2))[1]
