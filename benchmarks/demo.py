@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import parser, save
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 
 KEPT = ("features", "whitened", "power", "column", "protocol", "value", "interval95")
 

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 import sslpipe
 from sslpipe.cli.explain import meanings, sections
-from sslpipe.recipe import recipe_models
+from sslpipe.recipe.reading import recipe_models
 from sslpipe.registry.schema import kinds_of
 
 ROOT = Path(__file__).parents[1]

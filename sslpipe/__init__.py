@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sslpipe.export.load import load_backbone
     from sslpipe.export.write import export_backbone
     from sslpipe.losses import DCLLoss, HardNegativeLoss, MoCoLoss, NTXentLoss, SupConLoss
-    from sslpipe.recipe import load_recipe
+    from sslpipe.recipe.reading import load_recipe
     from sslpipe.registry.plugins import load_plugins
     from sslpipe.report.suite import suite
     from sslpipe.sharding.dataset import build_dataset
@@ -61,7 +61,7 @@ _HOMES = {
     "load_backbone": "export.load",
     "load_index": "data.index",
     "load_plugins": "registry.plugins",
-    "load_recipe": "recipe",
+    "load_recipe": "recipe.reading",
     "retrieval": "evaluation.arrays",
     "suite": "report.suite",
     "train": "api",

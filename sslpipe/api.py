@@ -25,7 +25,9 @@ from sslpipe.export.named import open_init
 from sslpipe.kinds import kind_of
 from sslpipe.plan import Pretraining
 from sslpipe.portable import write_atomically
-from sslpipe.recipe import Recipe, RunRecipe, load_recipe
+from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.reading import load_recipe
+from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.checkpoint_files import damage_of, newest, read_state
 from sslpipe.run.console import say_last

@@ -8,8 +8,8 @@ import torch
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.losses import LOSSES, NTXentLoss
 from sslpipe.parts import build_loss
-from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.registry.plugins import VARIABLE
 
 DEMO = Path(__file__).parents[1] / "recipes" / "demo.toml"

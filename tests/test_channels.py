@@ -19,7 +19,7 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed
 from sslpipe.export.start import fit_channels
 from sslpipe.export.write import export_model
-from sslpipe.recipe import parse_recipe
+from sslpipe.recipe.reading import parse_recipe
 from sslpipe.sharding.show import CELL_PX, MARGIN_PX
 from tests.helpers.channels import RECIPE, accuracy, recipe, run_on_five, sslpipe_run
 from tests.helpers.exports import trained

@@ -14,7 +14,7 @@ from PIL import Image
 from sslpipe import registry
 from sslpipe.cli.explain import explain
 from sslpipe.evaluation.suite_file import features_name
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from tests.helpers.dataset import picture
 from tests.helpers.runs import ROOT, python, resolved, write_recipe
 

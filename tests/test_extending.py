@@ -21,7 +21,7 @@ from sslpipe.metric_learning.losses import METRIC_LOSSES
 from sslpipe.metric_learning.miners import MINERS
 from sslpipe.models.backbones import BACKBONES
 from sslpipe.parts import build_loss
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.registry.schema import settings_class
 from sslpipe.run.trackers import TRACKERS
 from sslpipe.satellites import NEEDED

@@ -21,7 +21,7 @@ from sslpipe.export.start import Start, with_init
 from sslpipe.export.write import export_backbone
 from sslpipe.models.state import module_sha256
 from sslpipe.plan import Pretraining
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.checkpoint_files import latest, read_state
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import png, write_dataset

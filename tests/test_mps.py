@@ -26,7 +26,7 @@ import sslpipe.pretrain
 import sslpipe.search.cli.search
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import load_embeddings
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.runs import write_recipe

@@ -8,8 +8,8 @@ from sslpipe.api import make_plan
 from sslpipe.curate import cli as curate_tool
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
-from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import identity
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.cli.test_evaluate import call
 from tests.helpers.columns import add_columns

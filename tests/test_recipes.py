@@ -18,7 +18,7 @@ from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.stems import stem_warning
 from sslpipe.optim import lr_at, rate_warning
 from sslpipe.parts import build_loss, build_model, freeze_and_group
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from tests.helpers.runs import ROOT, parsed
 
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

@@ -9,7 +9,7 @@ import pytest
 
 from sslpipe.errors import RecipeError
 from sslpipe.kinds import kind_of
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from tests.helpers.finetunes import write_recipe
 from tests.helpers.runs import ROOT
 from tests.test_layers import SATELLITES

@@ -15,7 +15,7 @@ from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.plan import Pretraining
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.accelerator import _without_secrets
 from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.runs import RECIPE, ROOT, command_line, write_recipe

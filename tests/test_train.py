@@ -13,8 +13,8 @@ from sslpipe.data.holdout import bank_ids, holdout_ids, plan_order, untrained_id
 from sslpipe.data.index import load_index
 from sslpipe.data.order import held_out
 from sslpipe.errors import DataError, RecipeError
-from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import identity
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.lock import RunLock
 from sslpipe.run.log import read_metrics
 from tests.helpers.columns import add_columns

@@ -20,8 +20,8 @@ from sslpipe.export.load import FrozenBackbone
 from sslpipe.export.named import open_init
 from sslpipe.parts import build_model, recipe_flops
 from sslpipe.precision import AUTOCAST
-from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
 from sslpipe.run.run import Run
 from sslpipe.run.throughput import peak_flops

@@ -31,8 +31,8 @@ from sslpipe.export.named import open_init
 from sslpipe.export.start import Start
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.parts import build_model
-from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
 
 RANDOM, IMAGENET = "random weights", "ImageNet weights"  # what the others start from

@@ -22,7 +22,7 @@ from sslpipe.evaluation.label_free import concentration_text, uniformity
 from sslpipe.optim import describe_groups
 from sslpipe.planning.memory import Memory, Room, check_memory, memory_of_plan
 from sslpipe.precision import AUTOCAST
-from sslpipe.recipe import RunRecipe
+from sslpipe.recipe.sections import RunRecipe
 from sslpipe.run.accelerator import check_precision, resolve_precision, training_device
 from sslpipe.run.contract import Plan
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from sslpipe.data.index import PATH_COLUMN, DatasetIndex
 from sslpipe.planning.memory import Memory, gib
-from sslpipe.recipe.reading import leaves
+from sslpipe.recipe.identity import leaves
 from sslpipe.recipe.sections import RunRecipe
 
 MOST_NAMED = 6  # columns of a warning

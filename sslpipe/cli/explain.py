@@ -4,8 +4,8 @@ from pydantic.fields import FieldInfo
 
 from sslpipe.augment.presets import setting_docs
 from sslpipe.errors import RecipeError, did_you_mean_key
-from sslpipe.recipe import recipe_models
 from sslpipe.recipe.messages import describe_key, known_keys
+from sslpipe.recipe.reading import recipe_models
 from sslpipe.registry.schema import Kinds, kinds_of, settings_class
 
 

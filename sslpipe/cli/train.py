@@ -31,7 +31,7 @@ from sslpipe.run import recorded
 from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
-    from sslpipe.recipe import RunRecipe
+    from sslpipe.recipe.sections import RunRecipe
 
 app = new_app()
 
@@ -144,7 +144,7 @@ def train(
     only when the run is complete; else 128 + the signal (130 after Ctrl-C), or 143 after a stop
     file.
     """
-    from sslpipe.recipe import load_recipe
+    from sslpipe.recipe.reading import load_recipe
     from sslpipe.registry.plugins import made_with
     from sslpipe.run.records import plugins_of
 
@@ -357,7 +357,8 @@ def slurm(
     The script needs this Python environment and no other file. At the time limit and on preemption
     the job saves a checkpoint and requeues itself.
     """
-    from sslpipe.recipe import Recipe, load_recipe
+    from sslpipe.recipe.pretrain import Recipe
+    from sslpipe.recipe.reading import load_recipe
     from sslpipe.run.batch_script import batch_script
     from sslpipe.run.launcher import check_streams
 

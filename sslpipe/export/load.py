@@ -27,8 +27,8 @@ from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.models.state import float32_by_default, module_sha256
 from sslpipe.portable import memory_is_short
-from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.reading import parse_recipe
 from sslpipe.recipe.sections import Weights
 from sslpipe.registry.plugins import made_with
 from sslpipe.registry.schema import SparseSettings, refusals

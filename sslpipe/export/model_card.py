@@ -15,7 +15,7 @@ import sslpipe
 from sslpipe.data.image_type import RGB8, ImageType, hex_colour
 from sslpipe.evaluation.suite_file import own_name, with_own_name
 from sslpipe.models.backbones import JOIN
-from sslpipe.recipe import is_finetune
+from sslpipe.recipe.reading import is_finetune
 
 # format -> lines of Python that load it, for the model card
 USAGE = tomllib.loads((resources.files(__package__) / "templates/usage.toml").read_text("utf-8"))

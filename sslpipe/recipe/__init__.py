@@ -4,9 +4,3 @@
 pretraining, whose settings stand in `pretrain`, or one that a satellite brings. What all kinds
 share stands in `sections`; `messages` says what a setting means and what is wrong with one.
 """
-
-from sslpipe.recipe.pretrain import Recipe
-from sslpipe.recipe.reading import is_finetune, load_recipe, parse_recipe, recipe_models
-from sslpipe.recipe.sections import RunRecipe
-
-__all__ = ["Recipe", "RunRecipe", "is_finetune", "load_recipe", "parse_recipe", "recipe_models"]

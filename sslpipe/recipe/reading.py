@@ -2,7 +2,7 @@
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,15 +109,6 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:
     check_list(overrides, "overrides", RecipeError)
     for override in overrides:
         _apply(tree, override)
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ("section.key", value) for all that is no table inside of tables."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

@@ -9,7 +9,7 @@ from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
 from sslpipe.evaluation.verdict import LINEAR, RECALL
 from sslpipe.files import Tree
-from sslpipe.recipe import is_finetune
+from sslpipe.recipe.reading import is_finetune
 from sslpipe.report.charts import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, few_shot_chart
 from sslpipe.report.embeddings import (
     EMBED,

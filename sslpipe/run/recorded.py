@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sslpipe.errors import UserError
 
 if TYPE_CHECKING:
-    from sslpipe.recipe import RunRecipe
+    from sslpipe.recipe.sections import RunRecipe
 
 T = TypeVar("T")
 
@@ -38,8 +38,7 @@ def start_of(path: Path, init: T | None) -> T | str | None:
 def load_recipe_or_run(path: Path, overrides: Sequence[str]) -> "RunRecipe":
     """Read a recipe, or the one that a run has recorded, with overrides. Raises: UserError."""
     from sslpipe.files import Tree
-    from sslpipe.recipe import load_recipe, parse_recipe
-    from sslpipe.recipe.reading import RECORDED, apply_overrides
+    from sslpipe.recipe.reading import RECORDED, apply_overrides, load_recipe, parse_recipe
     from sslpipe.registry.plugins import made_with
     from sslpipe.run.records import plugins_of, read_description
 

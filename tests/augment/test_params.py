@@ -21,7 +21,7 @@ from sslpipe.augment.presets import PRESETS, view_specs
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.augment.two_views import build_augment
 from sslpipe.errors import RecipeError
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from tests.helpers.runs import write_recipe
 
 COUNT, THEIRS = 20_000, 5_000

@@ -15,7 +15,7 @@ from sslpipe.augment.two_views import AUGMENTS, FusedViews, TwoViews, build_augm
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
 from sslpipe.random import uniform
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from tests.augment.test_two_views import SIZES, batch_of, params_for
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import write_recipe

@@ -15,8 +15,8 @@ from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.triton_views import COVERED, TritonPlan
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.errors import RecipeError
-from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import identity
+from sslpipe.recipe.reading import load_recipe
 from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of
 from tests.helpers.runs import write_recipe
 from tests.helpers.triton_views import bytes_moved, in_a_process

@@ -9,7 +9,7 @@ from sslpipe.check import check_plan
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.plan import Pretraining
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import write_recipe as write_labelled_recipe

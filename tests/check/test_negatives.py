@@ -9,7 +9,7 @@ from sslpipe.data.holdout import plan_order
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
 from sslpipe.plan import Pretraining
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset

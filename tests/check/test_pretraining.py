@@ -33,8 +33,8 @@ from sslpipe.optim import build_optimizer
 from sslpipe.parts import build_model
 from sslpipe.plan import Pretraining
 from sslpipe.planning.memory import estimate_memory
-from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import identity
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.throughput import step_flops
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset

@@ -16,8 +16,8 @@ from sslpipe.data.decode import BadSample, decode, decode_picture, header_size
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import Manifest, load_index, manifest_text
 from sslpipe.errors import DataError, RecipeError
-from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import identity
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.report.pictures import thumbnails
 from sslpipe.sharding.index import Tars, index_folder
 from tests.helpers.batches import FIELDS, take

@@ -29,8 +29,8 @@ from sslpipe.export.load import load_run
 from sslpipe.export.verify import READERS, read
 from sslpipe.export.write import FORMATS, TOLERANCE, export_model, refusals, usage_lines
 from sslpipe.portable import sha256_of
-from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Projector
+from sslpipe.recipe.reading import load_recipe
 from tests.evaluation.test_verdict import compared
 from tests.export.test_write import break_format, flip_a_convolution
 from tests.helpers.dataset import write_dataset

@@ -22,7 +22,7 @@ from sslpipe.export.load import freeze, load_backbone
 from sslpipe.export.named import open_init
 from sslpipe.export.start import Start, with_init
 from sslpipe.models.backbones import backbone_settings, build_backbone
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.weights.source import parse_source
 from tests.helpers.dataset import write_dataset
 from tests.helpers.weights import randomised, saved

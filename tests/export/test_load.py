@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.named import open_init
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 
 
 def save(run_dir: Path, step: int, scale: float) -> None:

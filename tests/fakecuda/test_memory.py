@@ -24,7 +24,7 @@ def _peaks(data: Path, folder: Path, *settings: str) -> tuple[Memory, list[tuple
     import sslpipe.planning.memory
     import sslpipe.pretrain
     from sslpipe.data.index import load_index
-    from sslpipe.recipe import load_recipe
+    from sslpipe.recipe.reading import load_recipe
     from sslpipe.run.run import Run
 
     estimates, seen = [], []

@@ -60,7 +60,7 @@ def _waits_of(name: str, data: Path, folder: Path, read: Any) -> Waits:
     from sslpipe.evaluation.embed import embed
     from sslpipe.evaluation.knn import knn_results
     from sslpipe.export.load import load_run
-    from sslpipe.recipe import load_recipe
+    from sslpipe.recipe.reading import load_recipe
     from sslpipe.run.checkpoint_files import latest
     from sslpipe.run.log import read_metrics
 

@@ -38,7 +38,7 @@ def train_and_count(recipe: Path, data: Path, run_dir: Path, *overrides: str):
     """Train as a launcher's process would; the last step done, and the counts of each step."""
     from sslpipe.api import train
     from sslpipe.data.index import load_index
-    from sslpipe.recipe import load_recipe
+    from sslpipe.recipe.reading import load_recipe
     from tests.fakecuda.runtime import counts, events, mark
 
     def marked(run, *args, **kwargs):
@@ -124,7 +124,7 @@ def train_poisoned(recipe: Path, data: Path, folder: Path, device: str) -> None:
     from sslpipe.api import train
     from sslpipe.augment.two_views import FusedViews
     from sslpipe.data.index import load_index
-    from sslpipe.recipe import load_recipe
+    from sslpipe.recipe.reading import load_recipe
 
     poisoned = False
 

@@ -112,7 +112,7 @@ def waits_of_steps(
     """Train, or fine-tune, each of the runs: how often the host waited when counted, and where."""
     from sslpipe.api import train
     from sslpipe.data.index import load_index
-    from sslpipe.recipe import load_recipe
+    from sslpipe.recipe.reading import load_recipe
 
     found = {}
     with counted_waits(counted) as (_, read):

@@ -10,7 +10,7 @@ from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn_results
-from sslpipe.recipe import parse_recipe
+from sslpipe.recipe.reading import parse_recipe
 from tests.helpers.runs import command_line
 from tests.helpers.shards import write_tar
 

@@ -7,7 +7,7 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.export.load import load_backbone
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.run import Run
 from tests.helpers import runs
 from tests.helpers.runs import at_each_step, feed_equal_views, train_over

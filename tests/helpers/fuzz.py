@@ -26,7 +26,7 @@ from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, RecipeError
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from tests.helpers.dataset import picture, write_dataset
 
 SLOWEST_S = 20.0  # for one input; a bomb or a quadratic parser takes minutes

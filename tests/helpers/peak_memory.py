@@ -14,7 +14,7 @@ import sslpipe.planning.memory
 from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.portable import resident_bytes
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 
 
 def main(recipe: str, data: str, run_dir: str, *overrides: str) -> None:

@@ -50,8 +50,8 @@ from sslpipe.models import backbones, limits
 from sslpipe.optim import build_optimizer, optimizer_over
 from sslpipe.parts import build_loss, build_model
 from sslpipe.planning import memory
-from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry import Table
 from sslpipe.registry.schema import KindSettings, settings_class

@@ -26,7 +26,7 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.cli.app import app
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.checkpoint_files import latest
 from sslpipe.run.log import read_metrics
 from sslpipe.run.run import Run

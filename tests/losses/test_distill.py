@@ -16,7 +16,7 @@ from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.export.load import load_run
 from sslpipe.losses import DistillLoss, NTXentLoss, TeacherFeatures
 from sslpipe.parts import build_loss, open_teacher
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes

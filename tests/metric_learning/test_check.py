@@ -14,7 +14,7 @@ from sslpipe.export.load import load_backbone
 from sslpipe.metric_learning.check import check_finetuning
 from sslpipe.metric_learning.finetune_plan import Finetuning
 from sslpipe.models.backbones import Backbone
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import RECIPE, write_recipe

@@ -8,7 +8,7 @@ from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.metric_learning.classes import labelled_split, trained_labels
 from sslpipe.metric_learning.finetune_plan import plan_batches
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import finetune_over, write_recipe

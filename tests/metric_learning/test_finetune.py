@@ -20,7 +20,7 @@ from sslpipe.metric_learning.finetune_plan import with_backbone
 from sslpipe.metric_learning.parts import build_task
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.tuning import block_names
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.report.run import read_run
 from sslpipe.report.run_page import build_page
 from sslpipe.run.checkpoint_files import choose_checkpoint

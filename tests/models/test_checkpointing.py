@@ -14,7 +14,7 @@ from sslpipe.models.backbones import Backbone, backbone_settings, build_backbone
 from sslpipe.models.checkpointing import checkpoint_activations, checkpointed_blocks
 from sslpipe.parts import build_model
 from sslpipe.planning.memory import checkpointed_bytes, estimate_memory, saved_bytes
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes, runs
 from tests.helpers.runs import assert_same_weights, train_on_equal_views

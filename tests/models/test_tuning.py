@@ -16,7 +16,7 @@ from sslpipe.models.tuning import (
     tune_warnings,
 )
 from sslpipe.optim import OPTIMIZERS, build_optimizer, ramp_at, set_lr
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.recipe.sections import Tune
 from sslpipe.run.projector_first import ProjectorFirst
 from tests.helpers.runs import ROOT, assert_same_weights

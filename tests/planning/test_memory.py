@@ -16,7 +16,7 @@ from sslpipe.errors import RecipeError
 from sslpipe.models.backbones import Backbone, backbone_settings, build_backbone
 from sslpipe.models.limits import within_memory
 from sslpipe.planning.memory import Memory, Room, check_memory, estimate_memory, saved_bytes
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes

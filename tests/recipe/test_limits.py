@@ -5,7 +5,7 @@ import time
 import pytest
 
 from sslpipe.errors import RecipeError, UserError, one_line, shown
-from sslpipe.recipe import load_recipe, parse_recipe
+from sslpipe.recipe.reading import load_recipe, parse_recipe
 from sslpipe.recipe.sections import divisors
 from tests.helpers import finetunes, runs
 

@@ -7,9 +7,9 @@ from sslpipe.errors import RecipeError
 from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import BACKBONES
 from sslpipe.optim import OPTIMIZERS
-from sslpipe.recipe import Recipe, load_recipe, parse_recipe
 from sslpipe.recipe.identity import differences, identity
-from sslpipe.recipe.reading import read_tree
+from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.reading import load_recipe, parse_recipe, read_tree
 from tests.helpers import finetunes
 
 TEXT = """

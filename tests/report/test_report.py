@@ -25,7 +25,7 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.suite_file import features_name
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.report.charts import (
     CHARTS,
     MOST_POINTS,

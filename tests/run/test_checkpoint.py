@@ -10,11 +10,11 @@ from torch import nn
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import CheckpointError
-from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import (
     differences,
     run_identity,
 )
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.checkpoint_files import checkpoint_names, damage_of, latest, named
 from tests.helpers.columns import add_columns, as_built

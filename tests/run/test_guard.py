@@ -18,7 +18,7 @@ from sslpipe.errors import RecipeError, UserError
 from sslpipe.optim import OPTIMIZERS, build_optimizer
 from sslpipe.plan import Pretraining
 from sslpipe.pretrain import pretrain
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.accelerator import start_accelerator
 from sslpipe.run.guard import StepGuard, advice
 from sslpipe.run.log import read_metrics

@@ -18,7 +18,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from sslpipe.cli.train import app as train_commands
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run import accelerator
 from sslpipe.run.accelerator import join_processes, start_processes
 from sslpipe.run.launcher import check_streams, launch_command
@@ -43,7 +43,7 @@ import json, sys
 import torch
 import torch.distributed as dist
 from pathlib import Path
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.accelerator import start_processes
 
 process = start_processes(load_recipe(sys.argv[1], sys.argv[3:]))

@@ -11,7 +11,7 @@ from sslpipe.errors import DataError
 from sslpipe.losses import NTXentLoss
 from sslpipe.plan import Pretraining
 from sslpipe.pretrain import pretrain
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.directory import hold_directory
 from sslpipe.run.stop import MARKERS
 from tests.helpers.dataset import write_dataset

@@ -15,7 +15,7 @@ from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.named import open_init
 from sslpipe.metric_learning.classes import held_out, labelled_split
 from sslpipe.metric_learning.finetune_plan import Finetuning
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.checkpoint_files import checkpoint_names, latest, read_state
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes, runs

@@ -19,7 +19,7 @@ from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.named import open_init
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.search.candidates import labels_seen, sample_ids
 from sslpipe.search.chosen import write_chosen
 from sslpipe.search.ranking import rank_with_labels
