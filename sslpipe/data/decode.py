@@ -7,11 +7,13 @@ damaged files. Images of other types come from NumPy's .npy, whose header is nev
 """
 
 import io
+import os
 import re
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from io import BufferedReader
 from typing import Any, Literal
 
 import numpy as np
@@ -96,8 +98,7 @@ def decode(
     if isinstance(raw, BadSample):
         raise raw
     kind = _known_kind(raw) if image_type is RGB8 or image_type.is_rgb8 else None
-    if len(raw) > MAX_BYTES:
-        raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
+    check_bytes(len(raw))
     if kind is None:
         height, width, _ = _npy_header(raw)[2]
     else:
@@ -331,6 +332,18 @@ def reduce_to(pixels: Pixels, canvas_px: int) -> Pixels:
     reduced = torch.nn.functional.interpolate(whole, size=size, mode="bilinear", antialias=True)
     result: Pixels = reduced[0].permute(1, 2, 0).numpy()
     return result
+
+
+def read_encoded(file: BufferedReader) -> bytes:
+    """Read all of an open file of an image. Raises: BadSample before reading one over the limit."""
+    check_bytes(os.fstat(file.fileno()).st_size)
+    return file.read()
+
+
+def check_bytes(count: int) -> None:
+    """Check that an encoded image is not over the limit. Raises: BadSample."""
+    if count > MAX_BYTES:
+        raise BadSample(f"{count:,} bytes are more than the limit of {MAX_BYTES:,}; shrink it")
 
 
 def check_size(width: int, height: int) -> None:

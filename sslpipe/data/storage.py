@@ -91,15 +91,56 @@ def size_of(url: str) -> int | None:
     return int(size)
 
 
-def read_bytes(url: str) -> bytes:
-    """Read the whole file. Raises: DataError where it cannot be read."""
+def read_bytes(url: str, most_bytes: int | None = None) -> bytes:
+    """Read the whole file.
+
+    Args:
+        url: A path or URL.
+        most_bytes: The largest size; a longer file is refused before more of it is here, whatever
+            a server says of its length. None: any.
+
+    Raises:
+        DataError: It cannot be read, or is too large.
+    """
     try:
         if (path := local_path(url)) is not None:
-            return read_regular(path)
+            return read_regular(path, most_bytes)
         filesystem, path = _filesystem(url)
-        return bytes(_retry(lambda: filesystem.cat_file(path), url))
+        if most_bytes is None:
+            return bytes(_retry(lambda: filesystem.cat_file(path), url))
+        if url.startswith(CACHED):  # which keeps whole files, before anybody knows their size
+            raise DataError(f"cannot read {url}: {CACHED} is for data sets; name the URL without")
+        return _retry(lambda: _read_at_most(filesystem, path, url, most_bytes), url)
     except (OSError, ValueError) as error:  # ValueError: no name of a file
         raise _cannot_read(url, error) from error
+
+
+def _read_at_most(filesystem: Any, path: str, url: str, most_bytes: int) -> bytes:
+    """Read a remote file. Raises: DataError once it has more bytes."""
+    file = _AtMost(most_bytes, url)
+    if scheme(url) in ("http", "https"):  # a server may ignore a range: count what comes
+        filesystem.get_file(path, file)
+    else:
+        file.write(filesystem.cat_file(path, start=0, end=most_bytes + 1))
+    return file.getvalue()
+
+
+class _AtMost(io.BytesIO):
+    """A file in memory that refuses to grow beyond some bytes."""
+
+    def __init__(self, most_bytes: int, url: str) -> None:
+        super().__init__()
+        self._most_bytes = most_bytes
+        self._url = url
+
+    def write(self, raw: Any) -> int:
+        """Append. Raises: DataError where the file becomes too large."""
+        if self.tell() + len(raw) > self._most_bytes:
+            raise DataError(
+                f"cannot read {self._url}: it has more than {self._most_bytes:,} bytes, the limit "
+                "of an image"
+            )
+        return super().write(raw)
 
 
 def download(url: str, path: Path) -> None:
@@ -241,7 +282,7 @@ def _retry(call: Callable[[], T], url: str) -> T:
     for attempt in range(RETRIES + 1):
         try:
             return call()
-        except (FileNotFoundError, PermissionError):
+        except (FileNotFoundError, PermissionError, DataError):
             raise
         except Exception as error:
             if attempt == RETRIES or not is_remote(url):

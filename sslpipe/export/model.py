@@ -11,7 +11,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.decode import BadSample, check_size, decode, image_kind, reduce_to, rgb_pixels
+from sslpipe.data.decode import (
+    BadSample,
+    check_size,
+    decode,
+    image_kind,
+    read_encoded,
+    reduce_to,
+    rgb_pixels,
+)
 from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import Split
 from sslpipe.errors import UserError, shown
@@ -21,7 +29,7 @@ from sslpipe.evaluation.whiten import Whitening
 from sslpipe.export.saved import Config, SavedBackbone, config_of
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.state import check_finite, evaluating, module_sha256, weights_dtype
-from sslpipe.portable import read_regular
+from sslpipe.portable import open_regular
 from sslpipe.recipe.pretrain import Projector
 from sslpipe.registry.schema import SparseSettings
 from sslpipe.satellites import offered
@@ -274,7 +282,8 @@ def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:
     read such files.
     """
     if wanted.is_rgb8:
-        return decode_image(read_regular(path), wanted, canvas_px)
+        with open_regular(path) as file:
+            return decode_image(read_encoded(file), wanted, canvas_px)
     readers = offered("image_files")
     if not readers:
         raise BadSample(

@@ -13,10 +13,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 from PIL.TiffImagePlugin import TiffImageFile
 
 from sslpipe.data.decode import (
-    MAX_BYTES,
     MAX_PIXELS,
     BadSample,
     Kind,
+    check_bytes,
+    check_size,
     decode,
     first_line,
     header_size,
@@ -167,8 +168,7 @@ def _readable() -> Iterator[None]:
 
 def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
     """Open an image of a size that is allowed, not yet decoded."""
-    if len(raw) > MAX_BYTES:
-        raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
+    check_bytes(len(raw))
     if "HEIF" in formats and "HEIF" not in Image.OPEN:
         import pillow_heif
 
@@ -181,10 +181,7 @@ def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
         if said.endswith("HEIC") and not READS_HEIC:
             more = "; pip install pillow-heif reads it"
         raise BadSample(f"not a readable image: {said}{more}") from None
-    if image.width * image.height > MAX_PIXELS:
-        raise BadSample(
-            f"{image.width} x {image.height} px is more than {MAX_PIXELS:,} px; shrink it"
-        )
+    check_size(*image.size)
     return image
 
 

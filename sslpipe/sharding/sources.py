@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.columns import Kind
-from sslpipe.data.decode import BadSample
+from sslpipe.data.decode import MAX_BYTES, BadSample, read_encoded
 from sslpipe.data.storage import local_path, read_bytes
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import forward_slashes, open_regular
@@ -191,11 +191,12 @@ def place_of(root: Path, text: str) -> Place:
 
 
 def read_place(place: Place) -> bytes:
-    """Read a whole file, or download a URL. Raises: DataError, of a URL BadSample."""
+    """Read an image's file, or download it. Raises: DataError; BadSample, of a URL or its size."""
     if isinstance(place, Path):
-        return read_file(place)
+        with open_file(place) as file:
+            return read_encoded(file)
     try:
-        return read_bytes(place)
+        return read_bytes(place, MAX_BYTES)
     except DataError as error:  # one of a million, which --skip-bad passes by
         reason = str(error).removeprefix(f"cannot read {place}: ").replace(place, "no such file")
         raise BadSample(f"cannot be downloaded: {reason}") from error

@@ -1,5 +1,6 @@
 """`encode` takes images in every usual form, as they are embedded, and refuses the rest."""
 
+import os
 import re
 from contextlib import contextmanager
 
@@ -154,6 +155,10 @@ def test_features_that_are_not_finite_are_refused_before_they_are_written(
 def test_what_cannot_be_decoded_is_reported_and_left_out_on_request(model, tmp_path):
     Image.new("RGB", (20, 20), "red").save(tmp_path / "a.png")
     (tmp_path / "b.png").write_text("no image")
+    (tmp_path / "large.png").touch()
+    os.truncate(tmp_path / "large.png", 2**42)  # read at all, no memory holds it
+    with pytest.raises(UserError, match=r"large.png cannot be encoded: .* than the limit"):
+        model.encode(tmp_path / "large.png")
     given, bad, done = [tmp_path / "a.png", tmp_path / "b.png", X[0]], [], []
     rows = model.encode(given, on_bad=lambda *what: bad.append(what), advance=done.append)
     expected = torch.cat([model.encode(given[0]), model.encode(X[0])])

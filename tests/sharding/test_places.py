@@ -1,11 +1,13 @@
 """Tables of images elsewhere: URLs, folders of `save_to_disk`, several images a row."""
 
+import contextlib
 import functools
 import http.server
 import io
 import json
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from PIL import Image
 from pyarrow import ipc, parquet
 
+from sslpipe.data.decode import MAX_BYTES
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.sharding.report import Report
@@ -31,7 +34,12 @@ def server(tmp_path: Path) -> Iterator[str]:
     for level in range(6):
         grey(tmp_path / "web" / f"{level}.png", level)
     (tmp_path / "web" / "page.png").write_text("<!DOCTYPE html>")
-    handler = functools.partial(_Quiet, directory=tmp_path / "web")
+    with serving(functools.partial(_Quiet, directory=tmp_path / "web")) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serving(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
@@ -82,6 +90,60 @@ def test_a_url_without_an_image_is_refused_or_skipped_and_counted(tmp_path, serv
     assert sum(group.count for group in report(tmp_path / "out").left_out) == 2
     (tmp_path / "in.txt").write_text("ftp://127.0.0.1/1.png")
     assert "'ftp' is not allowed; use http" in error_of(capsys, *words, "--overwrite")
+
+
+class _Endless(http.server.BaseHTTPRequestHandler):
+    """Serves /1.png, and of anything else 40 GB: /stated.png says so, /unstated.png does not."""
+
+    sent = 0
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        if self.path == "/1.png":
+            self.end_headers()
+            self.wfile.write(grey_png(1))
+            return
+        if self.path == "/stated.png":
+            self.send_header("Content-Length", str(40 * 10**9))
+        self.end_headers()
+        with contextlib.suppress(OSError):  # the client has hung up
+            while type(self).sent < 4 * 10**8:  # what breaks this test fills no memory
+                type(self).sent += self.wfile.write(bytes(2**20))
+
+
+@pytest.mark.parametrize("name", ["stated", "unstated"])
+def test_a_url_of_40_gb_is_one_bad_sample_of_which_no_more_than_an_image_is_read(
+    tmp_path, monkeypatch, capsys, name
+):
+    monkeypatch.setattr(_Endless, "sent", 0)
+    with serving(_Endless) as url:
+        (tmp_path / "in.txt").write_text(f"{url}/1.png\n{url}/{name}.png")
+        words = ["build", tmp_path / "out", "--source", "csv", "--csv", tmp_path / "in.txt"]
+        message = error_of(capsys, *words, "--num-workers", 1)
+        assert f"{url}/{name}.png: " in message
+        assert f"more than {MAX_BYTES:,} bytes" in message
+        assert "--skip-bad" in message
+        assert run(*words, "--skip-bad", "--num-workers", 1) == 0
+    assert levels(tmp_path / "out") == [1]
+    (left_out,) = report(tmp_path / "out").left_out
+    assert left_out.count == 1
+    assert _Endless.sent < 2 * (MAX_BYTES + 3 * 10**7)  # of two builds, with what buffers hold
+
+
+def test_a_file_of_many_bytes_is_a_bad_sample_before_it_is_read(tmp_path, capsys):
+    grey(tmp_path / "in" / "1.png", 1)
+    (tmp_path / "in" / "2.png").touch()
+    os.truncate(tmp_path / "in" / "2.png", 2**42)  # no disk holds it, nor memory
+    words = ["build", tmp_path / "out", "--root", tmp_path / "in"]
+    message = error_of(capsys, *words)
+    assert "2.png" in message
+    assert f"{2**42:,} bytes are more than the limit of {MAX_BYTES:,}" in message
+    assert "--skip-bad" in message
+    assert run(*words, "--skip-bad") == 0
+    assert levels(tmp_path / "out") == [1]
 
 
 # --- save_to_disk
