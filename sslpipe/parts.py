@@ -31,7 +31,7 @@ from sslpipe.models.tuning import (
     learning_rate_scale,
     pretrained_groups,
 )
-from sslpipe.optim import parameter_groups
+from sslpipe.optim.build import parameter_groups
 from sslpipe.portable import sha256_of
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry.schema import refusals

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torch.optim import Optimizer
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
@@ -37,6 +38,7 @@ from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.losses.planned import planned_negatives
+from sslpipe.optim.build import optimizer_over
 from sslpipe.parts import (
     Parts,
     build_loss,
@@ -178,6 +180,10 @@ class Pretraining(PretrainingPlan[Parts]):
     def groups(self, parts: Parts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
         return freeze_and_group(parts.model, self.recipe)
+
+    def optimizer(self, parts: Parts) -> Optimizer:
+        """Build the optimizer over `groups`, once the parts are on their device."""
+        return optimizer_over(self.groups(parts), self.recipe.optim)
 
     def step_flops(self, parts: Parts) -> float:
         """Count FLOPs of a step, forward and backward."""

@@ -8,15 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from sslpipe.optim import (
-    LARS,
-    OPTIMIZERS,
-    build_optimizer,
-    describe_groups,
-    lr_at,
-    rate_warning,
-    set_lr,
-)
+from sslpipe.optim.build import build_optimizer, describe_groups, rate_warning
+from sslpipe.optim.lars import LARS
+from sslpipe.optim.optimizers import OPTIMIZERS
+from sslpipe.optim.step import lr_at, set_lr
 from sslpipe.recipe.sections import Optim
 
 

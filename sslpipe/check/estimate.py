@@ -19,7 +19,7 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import Reader
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import concentration_text, uniformity
-from sslpipe.optim import describe_groups
+from sslpipe.optim.build import describe_groups
 from sslpipe.planning.memory import Memory, Room, check_memory, memory_of_plan
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.sections import RunRecipe

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch.optim import Optimizer
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
@@ -41,6 +42,7 @@ from sslpipe.metric_learning.parts import (
 from sslpipe.metric_learning.recipe import FinetuneRecipe, Sampler
 from sslpipe.metric_learning.sampling import PK_VERSION, BatchesDoNotFit, PKOrder
 from sslpipe.models.backbones import backbone_settings
+from sslpipe.optim.build import optimizer_over
 from sslpipe.planning.evaluation import HeldOutEvaluator
 from sslpipe.planning.memory import warn_of_memory
 from sslpipe.planning.pictures import views_picture
@@ -147,6 +149,10 @@ class Finetuning(Plan[FinetuningParts]):
     def groups(self, parts: FinetuningParts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
         return freeze_and_group(parts.model, self.recipe)
+
+    def optimizer(self, parts: FinetuningParts) -> Optimizer:
+        """Build the optimizer over `groups`, once the parts are on their device."""
+        return optimizer_over(self.groups(parts), self.recipe.optim)
 
     def view(self, parts: FinetuningParts) -> EvalView:
         """Return the view of the run's evaluations."""

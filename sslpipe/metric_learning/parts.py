@@ -25,7 +25,7 @@ from sslpipe.models.tuning import (
     learning_rate_scale,
     pretrained_groups,
 )
-from sslpipe.optim import parameter_groups
+from sslpipe.optim.build import parameter_groups
 from sslpipe.registry.schema import refusals
 from sslpipe.run.contract import TrainingParts
 

@@ -64,7 +64,7 @@ class AdamWSettings(Optim):
 
 
 class LarsSettings(Optim):
-    """LARS, for large batches: `sslpipe.optim.LARS`."""
+    """LARS, for large batches: `sslpipe.optim.lars.LARS`."""
 
     kind: Literal["lars"] = "lars"
     momentum: Beta = 0.9

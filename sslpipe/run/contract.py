@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import Order
@@ -185,6 +186,10 @@ class Plan(ABC, Generic[PartsT]):
     @abstractmethod
     def groups(self, parts: PartsT) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
+
+    @abstractmethod
+    def optimizer(self, parts: PartsT) -> Optimizer:
+        """Build the optimizer over `groups`, once the parts are on their device."""
 
     def step_flops(self, parts: PartsT) -> float:
         """Count FLOPs of a step, forward and backward; 0: utilisation is not logged."""

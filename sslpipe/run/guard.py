@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sslpipe.errors import UserError
 from sslpipe.files import append_lines
-from sslpipe.optim import takes_found_inf
+from sslpipe.optim.step import takes_found_inf
 from sslpipe.recipe.sections import Optim
 from sslpipe.run.checkpoint_files import describe_newest
 from sslpipe.run.log import read_metrics, read_skipped

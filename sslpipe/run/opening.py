@@ -15,7 +15,6 @@ from accelerate import Accelerator
 from PIL import Image
 from torch import nn
 
-from sslpipe.optim import optimizer_over
 from sslpipe.portable import ignores_hang_up
 from sslpipe.random import permutation
 from sslpipe.run.accelerator import (
@@ -93,7 +92,7 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     parts = parts.moved(place(parts.model, device, dtype, recipe), device, dtype)
 
     # the optimizer of what is not frozen; the model as DDP and torch.compile run it
-    optimizer_of_all = optimizer_over(plan.groups(parts), recipe.optim)
+    optimizer_of_all = plan.optimizer(parts)
     compiled = parts.model
     if config.compile != "off":
         compiled = cast(nn.Module, torch.compile(parts.model, mode=config.compile))

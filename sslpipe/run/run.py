@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import agree
 from sslpipe.faults import fault
-from sslpipe.optim import clip_gradient, lr_at, ramp_at, set_lr
+from sslpipe.optim.step import clip_gradient, lr_at, ramp_at, set_lr
 from sslpipe.run.accelerator import seed_torch
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.contract import PartsT, Plan, Views

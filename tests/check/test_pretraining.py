@@ -29,7 +29,7 @@ from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.tuning import count_parameters
-from sslpipe.optim import build_optimizer
+from sslpipe.optim.build import build_optimizer
 from sslpipe.parts import build_model
 from sslpipe.plan import Pretraining
 from sslpipe.planning.memory import estimate_memory

@@ -17,7 +17,9 @@ pytestmark = needs_fakecuda
 
 
 def _steps(device: str, kind: str, most: float | None, l2_to_init: float) -> list[torch.Tensor]:
-    from sslpipe.optim import OPTIMIZERS, build_optimizer, clip_gradient, set_lr
+    from sslpipe.optim.build import build_optimizer
+    from sslpipe.optim.optimizers import OPTIMIZERS
+    from sslpipe.optim.step import clip_gradient, set_lr
 
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Conv2d(3, 40, 3), nn.BatchNorm2d(40), nn.Conv2d(40, 4, 3))
@@ -62,7 +64,7 @@ def test_steps_on_cuda_give_the_weights_of_a_cpu():
 
 def _lars(lr: float, trust_coefficient: float, two_momenta: bool, device: str) -> list[Tensor]:
     """Weights after two steps in which some lengths are 0."""
-    from sslpipe.optim import LARS
+    from sslpipe.optim.lars import LARS
 
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(3, 50, generator=generator), torch.zeros(60), torch.ones(7)]
@@ -102,7 +104,8 @@ def test_weights_and_gradients_of_length_0_are_stepped_as_on_a_cpu():
 
 def _gathered() -> tuple[list[float], list[bool]]:
     """Lengths of gradients in and outside of a block; whether another set gets another block."""
-    from sslpipe.optim import LARS, gradient_norm
+    from sslpipe.optim.lars import LARS
+    from sslpipe.optim.step import gradient_norm
 
     generator = torch.Generator().manual_seed(1)
     weights = [nn.Parameter(torch.zeros(n, device="cuda")) for n in (3, 1500)]
@@ -133,7 +136,8 @@ def test_the_length_of_gathered_gradients_is_theirs_whichever_there_are():
 
 def _length_behind_a_bad_step() -> tuple[float, bool]:
     """Length of finite gradients behind a step of NaN, and whether that step moved a weight."""
-    from sslpipe.optim import LARS, clip_gradient
+    from sslpipe.optim.lars import LARS
+    from sslpipe.optim.step import clip_gradient
 
     weights = [nn.Parameter(torch.ones(n, device="cuda")) for n in (3, 1500)]
     optimizer: Any = LARS(weights, lr=0.1, trust_coefficient=0.02)
@@ -167,7 +171,9 @@ def _guard(model: nn.Module, optimizer: Any, **more: Any) -> Any:
 
 def _operations(kinds: list[str], clip_norm: float | None) -> dict[str, tuple[int, int]]:
     """By optimizer: operations of guard, gradient norm and optimizer in a step; and waits."""
-    from sslpipe.optim import OPTIMIZERS, build_optimizer, clip_gradient
+    from sslpipe.optim.build import build_optimizer
+    from sslpipe.optim.optimizers import OPTIMIZERS
+    from sslpipe.optim.step import clip_gradient
     from tests.fakecuda.runtime import events, operations, reset, waits
 
     model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)

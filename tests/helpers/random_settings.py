@@ -47,7 +47,7 @@ from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.parts import build_task, freeze_and_group
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models import backbones, limits
-from sslpipe.optim import build_optimizer, optimizer_over
+from sslpipe.optim.build import build_optimizer, optimizer_over
 from sslpipe.parts import build_loss, build_model
 from sslpipe.planning import memory
 from sslpipe.recipe.pretrain import Recipe

@@ -6,7 +6,7 @@ from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.errors import RecipeError
 from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import BACKBONES
-from sslpipe.optim import OPTIMIZERS
+from sslpipe.optim.optimizers import OPTIMIZERS
 from sslpipe.recipe.identity import differences, identity
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.reading import load_recipe, parse_recipe, read_tree

@@ -15,7 +15,8 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError, UserError
-from sslpipe.optim import OPTIMIZERS, build_optimizer
+from sslpipe.optim.build import build_optimizer
+from sslpipe.optim.optimizers import OPTIMIZERS
 from sslpipe.plan import Pretraining
 from sslpipe.pretrain import pretrain
 from sslpipe.recipe.reading import load_recipe
