@@ -26,6 +26,20 @@ def test_distances_are_mahalanobis_distances_with_the_floor_as_ridge():
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_few_wide_rows_give_the_same_distances_without_the_covariances_eigenvectors(monkeypatch):
+    """Raw pixels of 50 images have 3,072 columns: their covariance costs many times the rest."""
+    train, test = random_rows(20, 60, 3, seed=1), random_rows(30, 60, 3, seed=2)
+    c = covariance(train.features)
+    ridged = c + 0.3 * c.diagonal().mean() * torch.eye(60, dtype=torch.float64)
+    monkeypatch.delattr(torch.linalg, "eigh")
+    white = fit_whitening(train, 0.3)(test)
+    difference = (test.features[:, None] - test.features[None]).double()
+    squared = torch.einsum("qnf,fg,qng->qn", difference, torch.linalg.inv(ridged), difference)
+    actual = torch.cdist(*[white.features.double()] * 2)
+    torch.testing.assert_close(actual, squared.clamp_min(0).sqrt(), rtol=1e-4, atol=1e-4)
+    assert white.features.shape == (30, 60)
+
+
 @pytest.mark.parametrize("power", [0.0, 0.3, 0.75, 1.0])
 def test_a_power_leaves_each_axis_its_variance_to_one_minus_the_power(power):
     train, test = random_rows(500, 8, 3, seed=1), random_rows(50, 8, 3, seed=2)
