@@ -1,5 +1,7 @@
 """Trainings and features from Python, in one call each: what a command does, a notebook can."""
 
+from __future__ import annotations
+
 import copy
 import io
 import warnings
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from sslpipe.arguments import checked
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import pick_device
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 Images = Sequence[Picture] | NDArray[Any] | Tensor | bytes | Image.Image
 
 
+@checked
 def train(
     recipe: RunRecipe | str | Path,
     data: DatasetIndex | str | Path,
@@ -96,6 +100,7 @@ def train(
     return kind_of(plan.recipe).run(plan, run_dir)
 
 
+@checked
 def embed(
     model: nn.Module | str | Path,
     data: DatasetIndex | str | Path | Images,
@@ -180,6 +185,7 @@ def _embed_images(model: FrozenBackbone, images: Images, device: str) -> Embeddi
     return Embeddings(features, torch.full_like(ids, -1), ids)
 
 
+@checked
 def check_recipe(
     recipe: RunRecipe | str | Path,
     data: DatasetIndex | str | Path,
@@ -188,7 +194,7 @@ def check_recipe(
     checkpoint: str | None = None,
     weights: Weights | None = None,
     overrides: Sequence[str] = (),
-) -> "Check":
+) -> Check:
     """Return what a run will do and take, as `sslpipe check` prints; nothing is trained or written.
 
     >>> check = sslpipe.check_recipe("recipe.toml", "out/photos", overrides=["steps=2000"])
@@ -260,13 +266,14 @@ def is_finished(plan: Plan[Any], run_dir: Path) -> bool:
     return same and state.step == plan.recipe.total_steps
 
 
+@checked
 def write_report(
     run_dirs: str | Path | Sequence[str | Path],
     data: DatasetIndex | str | Path | None = None,
     out: str | Path | None = None,
     *,
-    say: Callable[[str], None] = lambda text: None,
-    stage: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] | None = None,
+    stage: Callable[[str], None] | None = None,
 ) -> Path:
     """Show a run, or several side by side, in one HTML file, as `sslpipe report` does.
 
@@ -274,8 +281,8 @@ def write_report(
         run_dirs: A run directory, or several.
         data: The data set that was evaluated, to show its images; for one run.
         out: The file; None: report.html in the run, of several comparison.html beside the first.
-        say: Called with what could not be shown.
-        stage: Called with the section that comes next.
+        say: Called with what could not be shown; None: nobody is.
+        stage: Called with the section that comes next; None: nobody is.
 
     Returns:
         The file.
@@ -283,6 +290,8 @@ def write_report(
     Raises:
         UserError: A folder is no run, or named twice; the features are of another data set.
     """
+    say = say or (lambda text: None)
+    stage = stage or (lambda text: None)
     from sslpipe.report.compare import build_comparison, names_apart
     from sslpipe.report.run import read_run
     from sslpipe.report.run_page import build_page, searched_split, shown_split
@@ -333,7 +342,7 @@ def _draw_views(run_dir: Path, index: DatasetIndex, say: Callable[[str], None]) 
     return file.getvalue()
 
 
-def _features_of(run_dir: Path, split: str) -> "Features | None":
+def _features_of(run_dir: Path, split: str) -> Features | None:
     """Read the features of a split that a run keeps, if any."""
     from sslpipe.report.embeddings import Features
 

@@ -28,7 +28,7 @@ ROWS = (
     ("data",),
     ("recipe",),
     ("registry", "distributed", "random", "satellites"),
-    ("files",),
+    ("arguments", "files"),
     ("errors", "faults", "portable", "precision"),
 )
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}

@@ -5,6 +5,8 @@ between them those that are asked for), then `extra`, then normalisation. Rows: 
 then all second.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -45,11 +47,11 @@ class ViewPlan:
     draws: Draws
     work: Any = None  # FusedViews' Plan, on one device; None: it is made when the views are
 
-    def to(self, device: torch.device) -> "ViewPlan":
+    def to(self, device: torch.device) -> ViewPlan:
         """Move what the device needs; on CUDA without waiting for the copy."""
         return ViewPlan(self.draws, self.work and self.work.to(device))
 
-    def rows(self, index: Tensor) -> "ViewPlan":
+    def rows(self, index: Tensor) -> ViewPlan:
         """Select the views of some of the batch's images, (b,) int64 on the CPU."""
         images = self.draws.num_images
         views = torch.arange(len(self.draws.ids) // max(1, images))[:, None]

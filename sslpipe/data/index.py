@@ -12,6 +12,8 @@ Layout of a data set, in one folder (or under one URL):
 A sample's id is its place in its split: shards in index order, samples in file order.
 """
 
+from __future__ import annotations
+
 import copy
 import hashlib
 import json
@@ -112,7 +114,7 @@ class Manifest(BaseModel):
     image: ImageType | None = None  # None: 8-bit RGB, alpha dropped
 
     @model_validator(mode="after")
-    def _check_statistics(self) -> "Manifest":
+    def _check_statistics(self) -> Manifest:
         check_statistics(self.image, self.mean, self.std)
         return self
 
@@ -124,7 +126,7 @@ class Split:
     that were selected (None: all).
     """
 
-    def __init__(self, index: "DatasetIndex", name: str) -> None:
+    def __init__(self, index: DatasetIndex, name: str) -> None:
         self.name = name
         self.folder = index.folder
         self.shards = index.manifest.splits[name]
@@ -136,7 +138,7 @@ class Split:
         self.offsets = lru_cache(maxsize=SIDECARS_KEPT)(self._read_offsets)
         self._column = lru_cache(maxsize=None)(self._read_column)
 
-    def _select(self, index: "DatasetIndex") -> None:
+    def _select(self, index: DatasetIndex) -> None:
         self.index = index
         self.channels = index.channels
         self.stored_type = index.stored_type
@@ -158,7 +160,7 @@ class Split:
         """Return where a shard is: a path or a URL."""
         return join(self.folder, self.shards[shard].file)
 
-    def with_channels(self, names: Sequence[str]) -> "Split":
+    def with_channels(self, names: Sequence[str]) -> Split:
         """Return the same split, read as these of its stored channels, in this order."""
         split = copy.copy(self)
         split._select(self.index.with_channels(names))
@@ -307,7 +309,7 @@ class DatasetIndex:
         """What the images are, as they are read: of the selected channels."""
         return self.manifest.image or RGB8
 
-    def with_channels(self, names: Sequence[str] | None) -> "DatasetIndex":
+    def with_channels(self, names: Sequence[str] | None) -> DatasetIndex:
         """Return the same data set, of whose images some channels are read, in this order.
 
         None: all of them. Its sha256 stays. Raises: DataError for a channel that is not stored.

@@ -1,5 +1,8 @@
 """A split as a torch Dataset, for trainings and transforms of one's own."""
 
+from __future__ import annotations
+
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,10 +10,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from sslpipe.arguments import checked
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Reader
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, UserError, check_count, shown
 
 MOST_PX = 2**16  # longer sides than decoders take: images keep their size
 
@@ -36,9 +40,11 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         classes: Names of the labels.
 
     Raises:
+        UserError: An argument is of another type.
         DataError: The data set or an image cannot be read.
     """
 
+    @checked
     def __init__(
         self,
         data: DatasetIndex | str | Path,
@@ -49,6 +55,10 @@ class ImageDataset(Dataset[tuple[Any, int]]):
     ) -> None:
         index = load_index(data)
         self.split = index.split(split)
+        if transform is not None and not callable(transform):
+            raise UserError(f"transform = {shown(transform)} is not callable")
+        if most_px is not None:
+            check_count(most_px, "most_px")
         self.transform = transform
         self.most_px = MOST_PX if most_px is None else most_px
         self.labels = self.split.labels
@@ -65,6 +75,7 @@ class ImageDataset(Dataset[tuple[Any, int]]):
 
     def __getitem__(self, sample_id: int) -> tuple[Any, int]:
         """Return an image and its label. Raises: DataError, with the sample's key."""
+        sample_id = operator.index(sample_id)
         if not -len(self) <= sample_id < len(self):
             raise IndexError(f"sample {sample_id} of {len(self)}")
         sample_id %= len(self)

@@ -1,5 +1,7 @@
 """Evaluations of plain arrays, each in one line of a notebook, by the protocols of the suite."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +11,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sslpipe.errors import DataError, check_list, shown
+from sslpipe.arguments import checked
+from sslpipe.errors import DataError, shown
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe as probe_rows
@@ -21,6 +24,7 @@ from sslpipe.evaluation.verification import verification as verify_rows
 Array = ArrayLike | Tensor | Embeddings
 
 
+@checked
 def knn(
     train_features: Array,
     train_labels: Array,
@@ -63,6 +67,7 @@ def knn(
     return result
 
 
+@checked
 def linear_probe(
     train_features: Array,
     train_labels: Array,
@@ -96,6 +101,7 @@ def linear_probe(
     return replace(result, details={**result.details, "classes": names}) if names else result
 
 
+@checked
 def retrieval(
     gallery_features: Array,
     gallery_labels: Array,
@@ -122,7 +128,6 @@ def retrieval(
     Raises:
         DataError: As in `knn`; or k is beyond the gallery, or no query has a match.
     """
-    check_list(k, "k", DataError)
     if (query_features is None) != (query_labels is None):
         raise DataError("give query_features and query_labels, or neither: the gallery searches")
     if query_features is None or query_labels is None:
@@ -136,6 +141,7 @@ def retrieval(
     return {result.metric: result for result in results}
 
 
+@checked
 def verification(
     features: Array,
     labels: Array,
@@ -160,7 +166,6 @@ def verification(
     Raises:
         DataError: As in `knn`; or there are too few pairs.
     """
-    check_list(far, "far", DataError)
     rows = embeddings_from_arrays(features, labels, "")
     results = verify_rows(rows, rows, pairs=pairs, far=far, seed=seed)
     return {result.metric: result for result in results}

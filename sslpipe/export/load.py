@@ -1,5 +1,7 @@
 """Load a backbone with all it needs beside it: from an export, a run, or weights of others."""
 
+from __future__ import annotations
+
 import copy
 from dataclasses import replace
 from functools import partial
@@ -11,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from sslpipe.arguments import checked
 from sslpipe.augment.eval_view import EvalView, eval_view_for, normalisation
 from sslpipe.data.image_type import RGB8
 from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError
@@ -42,6 +45,7 @@ __all__ = ["Config", "FrozenBackbone", "Weights", "freeze"]  # of other modules
 PREFIXES: dict[Weights, str] = {"trained": "backbone.", "ema": "ema."}  # in a checkpoint's file
 
 
+@checked
 @float32_by_default()
 def load_backbone(
     source: str | Path | nn.Module,

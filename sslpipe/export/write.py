@@ -16,6 +16,8 @@ Layout of a folder that `export_backbone` writes (a format that was not requeste
     hf/                   format "hf": a repository of the Hugging Face Hub, for AutoModel and timm
 """
 
+from __future__ import annotations
+
 import copy
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sslpipe.arguments import checked
 from sslpipe.data.index import Split
-from sslpipe.errors import ExportError, as_path, check_list, did_you_mean
+from sslpipe.errors import ExportError, as_path, did_you_mean
 from sslpipe.export.folder import sha256_sums
 from sslpipe.export.formats import FORMATS, usage_lines
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
@@ -49,6 +52,7 @@ PROOF_IMAGES = 4  # of noise, that a reloaded backbone is compared on, 1 and the
 WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
 
 
+@checked
 def export_backbone(
     source: nn.Module | str | Path,
     out: str | Path,
@@ -75,7 +79,6 @@ def export_backbone(
         ExportError: See `export_model`.
         UserError: See `load_run`.
     """
-    check_list(formats, "formats", ExportError)
     out = as_path(out, "out")
     model = load_backbone(
         source, with_projector=with_projector or None, checkpoint=checkpoint, weights=weights

@@ -1,5 +1,7 @@
 """From a TOML file and overrides to a frozen recipe of its kind; start reading at `load_recipe`."""
 
+from __future__ import annotations
+
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,12 @@ MOST_BYTES = 2**18  # of a recipe; the shipped ones have under 2**12
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunRecipe:
     """Read a TOML recipe, apply `section.key=value` overrides, validate everything.
+
+    >>> recipe = sslpipe.load_recipe("recipe.toml", ["steps=2000", "data.batch_size=64"])
+
+    Args:
+        path: Of the TOML file.
+        overrides: What is set in place of the file's values.
 
     Raises:
         RecipeError: Names the key, its value, the remedy and the nearest valid key.

@@ -13,9 +13,20 @@ pydantic model of the same fields without the derived ones; `PartSettings.build(
 the same `MyLoss(margin=0.3, dim=128)`.
 """
 
+import inspect
 from copy import copy
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 from pydantic import ConfigDict, Field, ValidationError, create_model
 from pydantic.dataclasses import dataclass
@@ -53,7 +64,14 @@ class _PartType(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         # by place, too, as torch's losses are called: in the order of the fields
-        named = dict(zip(cls.fields, args, strict=False))  # type: ignore[attr-defined]
+        fields: dict[str, FieldInfo] = cls.fields  # type: ignore[attr-defined]
+        named = dict(zip(fields, args, strict=False))
+        for name, value in named.items():  # 0.2, a margin, would be a switch
+            if fields[name].annotation is bool and not isinstance(value, bool):
+                raise TypeError(
+                    f"{cls.__name__} got {name} = {shown(value)} by place; give arguments by "
+                    f"name: {', '.join(fields)}"
+                )
         rest = args[len(named) :]  # too many: refused below
         if both := named.keys() & kwargs.keys():
             raise TypeError(f"{cls.__name__} got {min(both)} by place and by name")
@@ -74,6 +92,7 @@ class Part(nn.Module, metaclass=_PartType):
     """
 
     fields: ClassVar[dict[str, FieldInfo]]
+    __signature__: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls) -> None:
         """Make the constructor of the fields, those of the bases first."""
@@ -94,6 +113,7 @@ class Part(nn.Module, metaclass=_PartType):
                 field = copy(field)
                 field.description = inherited[name].description
             cls.fields[name] = field
+        cls.__signature__ = _signature(cls.fields)
 
     def __post_init__(self) -> None:
         """Begin as a module."""
@@ -138,6 +158,28 @@ class Part(nn.Module, metaclass=_PartType):
         settings_type.part = cls
         settings_type.derived = derived
         return settings_type
+
+
+def _signature(fields: dict[str, FieldInfo]) -> inspect.Signature:
+    """Return a constructor's signature as help shows it, without the bounds of its types."""
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.is_required() else field.get_default(),
+            annotation=_without_bounds(field.annotation),
+        )
+        for name, field in fields.items()
+    ]
+    return inspect.Signature(parameters)
+
+
+def _without_bounds(hint: Any) -> Any:
+    if get_origin(hint) is Annotated:
+        return _without_bounds(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(_without_bounds(each) for each in get_args(hint))]  # noqa: UP007
+    return hint
 
 
 def _is_derived(field: FieldInfo) -> bool:

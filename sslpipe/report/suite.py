@@ -4,6 +4,8 @@ For `sslpipe.suite` and the command: what is loaded, embedded and compared; the 
 `evaluation.table`.
 """
 
+from __future__ import annotations
+
 import copy
 import os
 import re
@@ -16,11 +18,12 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from sslpipe.arguments import checked
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError, as_path, check_count, check_list
+from sslpipe.errors import UserError, as_path, check_count
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import (
@@ -66,6 +69,7 @@ def warn_bad(bad: Quarantined) -> None:
     warnings.warn(f"{bad.key!r} of {bad.shard} has no row: {bad.reason}", stacklevel=2)
 
 
+@checked
 def suite(
     model: FrozenBackbone | str | Path,
     data: DatasetIndex | str | Path,
@@ -80,9 +84,9 @@ def suite(
     batch_size: int = 256,
     num_workers: int = 2,
     device: str = "auto",
-    say: Say = lambda text: None,
-    progress: Progress = silent,
-    on_bad: OnBad = warn_bad,
+    say: Say | None = None,
+    progress: Progress | None = None,
+    on_bad: OnBad | None = None,
 ) -> dict[str, Any]:
     """Measure a backbone beside pixels, random weights and others, as `evaluate suite` does.
 
@@ -105,9 +109,9 @@ def suite(
         batch_size: Images embedded at a time.
         num_workers: Threads that decode.
         device: Where to compute: "auto", "cpu", "cuda" or "mps".
-        say: Called with what comes next.
-        progress: Makes a progress bar for each set.
-        on_bad: Called with each sample that cannot be decoded.
+        say: Called with what comes next; None: nobody is.
+        progress: Makes a progress bar for each set; None: there is none.
+        on_bad: Called with each sample that cannot be decoded; None: it is warned of.
 
     Returns:
         What stands in an eval.json, see `sslpipe.evaluation.suite_file`: "verdict", "rows" (a
@@ -116,8 +120,9 @@ def suite(
     Raises:
         UserError: A model, the data set or the device cannot be had, or they do not fit.
     """
+    say = say or (lambda text: None)
+    progress = progress or silent
     check_split(split)
-    check_list(against, "against")
     check_count(batch_size, "batch_size")
     check_count(num_workers, "num_workers", least=0)
     target = pick_device(device, f"device = {device!r}")
@@ -127,7 +132,7 @@ def suite(
         device=target,
         say=say,
         progress=progress,
-        on_bad=on_bad,
+        on_bad=on_bad or warn_bad,
     )
     index = load_index(data)
     folder = Path(model) if isinstance(model, str | Path) else None

@@ -1,5 +1,7 @@
 """Which weights, sizes, joins and flattening suit some images: the call behind `sslpipe choose`."""
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,13 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sslpipe.arguments import checked
 from sslpipe.cli.inputs import check_folder, check_model, find_images
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.data.storage import is_remote
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError, as_path, check_count, check_list, shown
+from sslpipe.errors import UserError, as_path, check_count, shown
 from sslpipe.evaluation.arrays import Array, embeddings_from_arrays
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.features import Progress
@@ -77,6 +80,7 @@ class Choice:
         return "\n".join([*self.answer, f"{self.backbone}: {self.best.name}", *skipped])
 
 
+@checked
 def choose(
     sources: Sequence[str | Path],
     data: DatasetIndex | str | Path,
@@ -87,9 +91,9 @@ def choose(
     most: int = 5000,
     num_workers: int = 2,
     device: str = "auto",
-    say: Say = lambda text: None,
-    progress: Progress = silent,
-    on_bad: OnBad = warn_bad,
+    say: Say | None = None,
+    progress: Progress | None = None,
+    on_bad: OnBad | None = None,
 ) -> Choice:
     """Rank pretrained weights on some images, and joins of them, as `sslpipe choose` does.
 
@@ -109,9 +113,9 @@ def choose(
         most: Images to use at most, of each class alike.
         num_workers: Threads that decode.
         device: Where to compute: "auto", "cpu", "cuda" or "mps".
-        say: Called with what comes next, and with each candidate that is skipped.
-        progress: Makes a progress bar for each candidate.
-        on_bad: Called with each sample that cannot be decoded.
+        say: Called with what comes next, and with each candidate that is skipped; None: nobody is.
+        progress: Makes a progress bar for each candidate; None: there is none.
+        on_bad: Called with each sample that cannot be decoded; None: it is warned of.
 
     Returns:
         The answer, the table, and where the best row is as a backbone.
@@ -119,8 +123,10 @@ def choose(
     Raises:
         UserError: The data set or the device cannot be had, or no candidate can be ranked.
     """
-    check_list(sources, "sources")
-    check_list(px, "px")
+    is_heard = say is not None
+    say = say or (lambda text: None)
+    if not sources:
+        raise UserError("sources is empty; name a candidate, such as 'timm:resnet50'")
     check_count(most, "most", least=ranking.LEAST_IMAGES)
     check_count(num_workers, "num_workers", least=0)
     target = pick_device(device, f"device = {device!r}")
@@ -132,20 +138,30 @@ def choose(
         skipped.append(f"{source}: {error}")
         say(f"skipped: {source}: {error}")
 
+    def reasons() -> str:
+        """Return why each candidate was skipped, where nobody has been told."""
+        return f": {'; '.join(skipped)}" if not is_heard else ""
+
     wanted = _readable(sources, skip)
+    if not wanted:
+        raise UserError(f"no candidate can be read{reasons()}")
     index = load_index(_shards(data, out, say))
     images = _images_that_rank(index, split, wanted, most, say)
     embed = partial(
         candidates.embed_kept,
         ids=images.ids,
         folder=out / "features",
-        progress=progress,
+        progress=progress or silent,
         say=say,
         batch_size=BATCH_SIZE,
         num_workers=num_workers,
         device=target,
     )
-    networks = _embed_all(wanted, px, images, embed, on_bad=on_bad, skip=skip, device=target)
+    networks = _embed_all(
+        wanted, px, images, embed, on_bad=on_bad or warn_bad, skip=skip, device=target
+    )
+    if not networks.features:
+        raise UserError(f"no candidate can be ranked{reasons()}")
     identity = _identity(networks, images)
     # read where these features have been ranked before
     ranked = ranking.ranking_from(out / CHOICE, identity)
@@ -236,7 +252,7 @@ def _said_before(bad: Quarantined) -> None:
 
 
 def _readable(sources: Sequence[str | Path], skip: Skip) -> list[str]:
-    """Return the sources that name something, each once. Raises: UserError: none does."""
+    """Return the sources that name something, each once."""
     readable = []
     for source in dict.fromkeys(each for one in sources for each in _candidates_of(one)):
         try:
@@ -244,8 +260,6 @@ def _readable(sources: Sequence[str | Path], skip: Skip) -> list[str]:
             readable.append(source)
         except UserError as error:
             skip(source, error)
-    if not readable:
-        raise UserError("no candidate can be read")
     return readable
 
 
@@ -292,9 +306,6 @@ def _embed_all(
         on_bad: Called with each sample that cannot be decoded, once.
         skip: Called with a source that cannot be ranked, and why.
         device: Where to compute.
-
-    Raises:
-        UserError: None can be ranked.
     """
     done = _Networks()
     for source in (each for text in sources for each in candidates.at_sizes(text, px)):
@@ -316,8 +327,6 @@ def _embed_all(
             done.keys.append(key)
         except UserError as error:
             skip(source, error)
-    if not done.features:
-        raise UserError("no candidate can be ranked")
     return done
 
 
@@ -353,6 +362,7 @@ def _places_shown(ranked: Sequence[Ranked], best: Ranked) -> list[int]:
     return sorted(places)
 
 
+@checked
 def rank_features(features: Mapping[str, Array], labels: Array) -> list[Ranked]:
     """Rank vectors of the same images, made anywhere, as `choose` ranks networks by labels.
 

@@ -4,6 +4,8 @@ A features file is the index: rows of one network, with the ids of their samples
 features file of their own, searched together with the others.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sslpipe.arguments import checked
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
@@ -204,6 +207,7 @@ class ImageSearch:
             )
         return fixed_point_units(self._flattened(queries.cpu().float()))
 
+    @checked
     def find(
         self, queries: Tensor | NDArray[Any], top: int = 10, *, where: str = ""
     ) -> list[list[Hit]]:

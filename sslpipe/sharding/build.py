@@ -44,7 +44,7 @@ from sslpipe.sharding.report import (
     save_report,
 )
 from sslpipe.sharding.scan import measure
-from sslpipe.sharding.sources import ColumnSpec, SourceOptions
+from sslpipe.sharding.sources import ColumnSpec, SourceOptions, SourceReader
 from sslpipe.sharding.writer import (
     Layout,
     SplitImages,
@@ -99,7 +99,7 @@ class _Written(NamedTuple):
 
 def write_shards(
     out: Path,
-    source: str,
+    source: str | SourceReader,
     options: SourceOptions,
     layout: Layout,
     *,
@@ -119,7 +119,7 @@ def write_shards(
 
     Args:
         out: The data set's folder; splits that it has already stay.
-        source: A key of SOURCES.
+        source: A key of SOURCES, or what reads images of another kind.
         options: Where the source's images are.
         layout: How they are shuffled, cut into shards and changed.
         test_fraction: Share of each class to cut from train as test, in [0, 0.9].
@@ -142,7 +142,8 @@ def write_shards(
         raise DataError(f"--split-by {split_by} needs --test-fraction, the share that is cut")
 
     # every image of the source, its label, its split
-    images = SOURCES[source](replace(options, without=(out, out / "columns")))
+    read = SOURCES[source] if isinstance(source, str) else source
+    images = read(replace(options, without=(out, out / "columns")))
     check_classes({key: value.class_names() for key, value in images.items()})
     manifest = open_manifest(out, options.name)
     # idx files without names: one split may lack the last classes
@@ -180,7 +181,8 @@ def write_shards(
                 )
 
         # dataset.json, last
-        text = origin or (f"torchvision {options.name}" if source == "torchvision" else source)
+        kind = source if isinstance(source, str) else "images in memory"
+        text = origin or (f"torchvision {options.name}" if kind == "torchvision" else kind)
         build = _Written(
             source=text,
             license=license or manifest.license,
@@ -204,8 +206,10 @@ def write_shards(
 # --- what may be written
 
 
-def _check_source(source: str, options: SourceOptions) -> None:
+def _check_source(source: str | SourceReader, options: SourceOptions) -> None:
     """Raise DataError for an unknown source, or an option that it would ignore."""
+    if not isinstance(source, str):
+        return
     if source not in SOURCES:
         known = SOURCES.names()
         raise DataError(

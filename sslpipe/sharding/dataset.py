@@ -1,23 +1,28 @@
 """A data set in one call with plain arguments: what `sslpipe shards build` does."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sslpipe.arguments import checked
 from sslpipe.data.image_type import Colour
-from sslpipe.errors import DataError, as_path, check_list, shown
+from sslpipe.errors import DataError, as_path, shown
 from sslpipe.sharding.build import Built, Progress, silent, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.gather import parse_pattern
+from sslpipe.sharding.memory import Rows, are_rows, reader_of
 from sslpipe.sharding.readers import SOURCES
-from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.sources import SourceOptions, SourceReader
 from sslpipe.sharding.writer import Layout
 
 LAYOUT = Layout(seed=0, samples_per_shard=1000, max_shard_bytes=10**9)
 
 
+@checked
 def build_dataset(
     out: str | Path,
-    source: str = "folder",
+    source: str | Rows | Mapping[str, Rows] = "folder",
     *,
     root: str | Path | None = None,
     split: str | None = None,
@@ -27,7 +32,7 @@ def build_dataset(
     split_column: str | None = None,
     skip_missing: bool = False,
     labels: bool = True,
-    columns: str | None = None,
+    columns: str | Sequence[str] | None = None,
     name_pattern: str | None = None,
     name: str | None = None,
     download: bool = False,
@@ -43,7 +48,7 @@ def build_dataset(
     origin: str = "",
     license: str = "",
     num_workers: int = 2,
-    progress: Progress = silent,
+    progress: Progress | None = None,
 ) -> Built:
     """Write shards and dataset.json from images, as `sslpipe shards build` does.
 
@@ -54,7 +59,10 @@ def build_dataset(
 
     Args:
         out: The data set's folder; splits that it has already stay.
-        source: "folder", "csv", "parquet", "huggingface", "tars", "torchvision" or "idx".
+        source: "folder", "csv", "parquet", "huggingface", "tars", "torchvision" or "idx". Or images
+            in memory, as `embed` takes them: a list or an array of them, a list of (image, class),
+            a torch Dataset without random transforms; by split, {"train": ..., "test": ...}. Pixels
+            are stored as PNG: `root` keeps JPEG files as they are.
         root: Folder of the images or files.
         split: Read only this split; its name where the source has none.
         csv: The file of source "csv", one row per image.
@@ -64,8 +72,8 @@ def build_dataset(
         split_column: Of a CSV file: the splits' names.
         skip_missing: Skip files of a table that do not exist; `Built.missing` lists them.
         labels: Whether folder names or `label_column` are classes.
-        columns: Columns of metadata, "patient,age:integer,shot_at:time"; "NAME=THEIRS:KIND"
-            renames. None: inferred.
+        columns: Columns of metadata, "patient,age:integer,shot_at:time" or a list of such;
+            "NAME=THEIRS:KIND" renames. None: inferred.
         name_pattern: Columns from named groups of a pattern of file names.
         name: The data set's name; for torchvision its class, such as "CIFAR10".
         download: Whether torchvision may download it.
@@ -82,7 +90,7 @@ def build_dataset(
         origin: Where the images come from, for the record.
         license: Of the images, for the record.
         num_workers: Threads; the files do not depend on them.
-        progress: Makes the progress bar of each split.
+        progress: Makes the progress bar of each split; None: there is none.
 
     Returns:
         The manifest in dataset.json, what was skipped, and the report of the build.
@@ -99,12 +107,29 @@ def build_dataset(
     )
     if not 0 <= test_fraction <= 0.9:
         raise DataError(f"test_fraction = {test_fraction} is not in [0, 0.9]")
-    check_list(unseen_classes, "unseen_classes", DataError)
-    if not isinstance(source, str) or (source not in SOURCES and Path(source).is_dir()):
-        raise DataError(
-            f"source = {shown(source)} is not one of {', '.join(SOURCES.names())}; a folder of "
-            f"images is root={shown(source)}"
+    reader: str | SourceReader
+    if isinstance(source, str) and not _is_folder(source):
+        reader = source  # an unknown name is refused with the nearest one
+    elif are_rows(source):
+        reader = reader_of(source)
+        _check_unused(
+            {
+                "root": root,
+                "csv": csv,
+                "split_column": split_column,
+                "skip_missing": skip_missing,
+                "columns": columns,
+                "name_pattern": name_pattern,
+                "download": download,
+            }
         )
+    else:
+        raise DataError(
+            f"source = {shown(source)} is not one of {', '.join(SOURCES.names())}, and no images; "
+            f"a folder of images is root={shown(source)}"
+        )
+    if columns is not None and not isinstance(columns, str):
+        columns = ",".join(columns)
     options = SourceOptions(
         root=None if root is None else as_path(root, "root", DataError),
         split=split,
@@ -127,7 +152,7 @@ def build_dataset(
     )
     return write_shards(
         as_path(out, "out", DataError),
-        source,
+        reader,
         options,
         layout,
         test_fraction=test_fraction,
@@ -138,8 +163,21 @@ def build_dataset(
         origin=origin,
         license=license,
         workers=num_workers,
-        progress=progress,
+        progress=progress or silent,
     )
+
+
+def _is_folder(source: str) -> bool:
+    return source not in SOURCES and Path(source).is_dir()
+
+
+def _check_unused(arguments: Mapping[str, object]) -> None:
+    """Raise DataError where an argument that images in memory do not use is given."""
+    for name, value in arguments.items():
+        if value:
+            raise DataError(
+                f"{name} = {shown(value)} has no effect on images in memory; leave it out"
+            )
 
 
 def _check_counts(counts: dict[str, int]) -> None:

@@ -28,7 +28,7 @@ from sslpipe.data.decode import (
     without_text,
 )
 
-_COLOUR_TYPE = {1: 0, 3: 2}  # of a PNG, by channels: grey, RGB
+_COLOUR_TYPE = {1: 0, 3: 2, 4: 6}  # of a PNG, by channels: grey, RGB, RGBA
 READS_AVIF = features.check("avif") is True  # as Pillow was built
 READS_HEIC = find_spec("pillow_heif") is not None
 _OTHER_FORMATS = (
@@ -186,7 +186,7 @@ def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
 
 
 def encode_png(pixels: NDArray[np.uint8]) -> bytes:
-    """Encode (h, w) or (h, w, 1) grey or (h, w, 3) RGB uint8 as PNG, without compression.
+    """Encode (h, w) or (h, w, 1) grey, (h, w, 3) RGB or (h, w, 4) RGBA uint8, uncompressed.
 
     Compressed bytes differ between zlib, zlib-ng and their versions, and shards are named by their
     sha256; a small image in a tar is padded to 512 bytes anyway, and reads faster like this.

@@ -336,7 +336,7 @@ def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
     images = source.images
     options = [value for value in layout if value is not None]
     decides = json.dumps([WRITER_VERSION, split, *options], default=Reading.model_dump)
-    digest = hashlib.sha256(decides.encode())
+    digest = hashlib.sha256(decides.encode() + images.contents.encode())
     for number in source.numbers.tolist():
         row = [number, images.names[number], int(images.labels[number]), int(images.sizes[number])]
         digest.update(json.dumps(row).encode())

@@ -164,10 +164,15 @@ def test_a_folder_of_images_is_answered_and_the_named_commands_work(
     ("given", "message"),
     [
         ({"sources": "timm:resnet50"}, r"sources = 'timm:resnet50' is not a list"),
-        ({"sources": [3]}, "sources = 3 is no path"),
+        ({"sources": [3]}, r"sources\[0\] = 3 is not a text or a path"),
+        ({"sources": []}, "sources is empty"),
+        (
+            {"sources": ["none.pth"]},
+            r"no candidate can be read: none\.pth: .*there is no none\.pth",
+        ),
         ({"px": 96}, r"px = 96 is not a list; give \[96\]"),
         ({"device": "tpu"}, "device = 'tpu'"),
-        ({"out": 3}, "out = 3 is no path"),
+        ({"out": 3}, "out = 3 is not a text or a path"),
         ({"data": 3}, r"dataset\.json, not by 3"),
     ],
 )

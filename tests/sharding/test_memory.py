@@ -1,0 +1,167 @@
+"""`sslpipe.build_dataset` of images that a program holds, against the pixels and classes given."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch.utils.data import Dataset
+
+import sslpipe
+from sslpipe.errors import DataError
+from tests.helpers.shards import tree
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (12, 9, 7, 3), np.uint8)
+CLASSES = ["owl", "ape", "bee"]
+LABELS = np.arange(12) % 3
+
+
+class Labelled(Dataset):
+    """Images and numbers, with names of the classes, as torchvision's datasets are."""
+
+    classes = CLASSES
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, number):
+        return Image.fromarray(PIXELS[number]), int(LABELS[number])
+
+
+def contents(folder, split="train"):
+    """By the pixels of each image: its class."""
+    images = sslpipe.ImageDataset(folder, split)
+    names = [*images.classes, None]
+    pairs = [images[number] for number in range(len(images))]
+    return {image.numpy().tobytes(): names[label] for image, label in pairs}
+
+
+def expected(names, numbers=range(12)):
+    return {PIXELS[k].transpose(2, 0, 1).tobytes(): names[k] for k in numbers}
+
+
+OF_LABELS = [CLASSES[k] for k in LABELS]
+NONE = [None] * 12
+FORMS = {
+    "array": (PIXELS, NONE),
+    "tensor": (torch.tensor(PIXELS).permute(0, 3, 1, 2), NONE),
+    "arrays": (list(PIXELS), NONE),
+    "PIL images": ([Image.fromarray(each) for each in PIXELS], NONE),
+    "pairs with names": (list(zip(PIXELS, OF_LABELS, strict=True)), OF_LABELS),
+    "pairs with numbers": (list(zip(PIXELS, LABELS, strict=True)), [str(k) for k in LABELS]),
+    "TensorDataset": (
+        torch.utils.data.TensorDataset(
+            torch.tensor(PIXELS).permute(0, 3, 1, 2), torch.tensor(LABELS)
+        ),
+        [str(k) for k in LABELS],
+    ),
+    "Dataset with classes": (Labelled(), OF_LABELS),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_stored_with_its_pixels_and_classes(tmp_path, form):
+    source, names = FORMS[form]
+    built = sslpipe.build_dataset(tmp_path / "set", source)
+    assert contents(tmp_path / "set") == expected(names)
+    assert built.manifest.source == "images in memory"
+    known = [each for each in names if each is not None]
+    order = CLASSES if form == "Dataset with classes" else sorted(set(known))
+    assert sslpipe.load_index(tmp_path / "set").manifest.classes == tuple(order)
+
+
+def test_an_image_folder_of_torchvision_is_what_its_files_are(tmp_path):
+    photos = tmp_path / "photos"
+    for number, pixels in enumerate(PIXELS):
+        path = photos / OF_LABELS[number] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    sslpipe.build_dataset(tmp_path / "theirs", torchvision.datasets.ImageFolder(str(photos)))
+    sslpipe.build_dataset(tmp_path / "ours", root=photos)
+    assert contents(tmp_path / "theirs") == expected(OF_LABELS)
+    assert contents(tmp_path / "ours") == expected(OF_LABELS)
+
+
+def test_paths_and_bytes_stay_files_as_they_are(tmp_path):
+    files = []
+    for number, pixels in enumerate(PIXELS[:3]):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.jpg", quality=60)
+        files.append(tmp_path / f"{number}.jpg")
+    raw = [file.read_bytes() for file in files]
+    sslpipe.build_dataset(tmp_path / "a", [str(files[0]), files[1], raw[2]])
+    (tar,) = (tmp_path / "a").glob("*.tar")
+    assert all(each in tar.read_bytes() for each in raw)
+
+
+def test_splits_are_named_and_test_can_be_cut(tmp_path):
+    pairs = list(zip(PIXELS, OF_LABELS, strict=True))
+    sslpipe.build_dataset(tmp_path / "two", {"train": pairs[:8], "test": pairs[8:]})
+    assert contents(tmp_path / "two", "test") == expected(OF_LABELS, range(8, 12))
+    sslpipe.build_dataset(tmp_path / "cut", pairs, test_fraction=0.25)
+    cut = contents(tmp_path / "cut", "test")
+    assert sorted(cut.values()) == sorted(CLASSES)
+    assert {**cut, **contents(tmp_path / "cut")} == expected(OF_LABELS)
+
+
+def test_the_same_call_is_the_same_data_set_and_other_images_are_refused(tmp_path):
+    sslpipe.build_dataset(tmp_path / "set", PIXELS)
+    before = tree(tmp_path / "set")
+    sslpipe.build_dataset(tmp_path / "set", PIXELS)
+    assert tree(tmp_path / "set") == before
+    other = PIXELS.copy()
+    other[5, 0, 0, 0] ^= 1
+    with pytest.raises(DataError, match="shards of other images"):
+        sslpipe.build_dataset(tmp_path / "set", other)
+    sslpipe.build_dataset(tmp_path / "set", other, overwrite=True)
+    assert tree(tmp_path / "set") != before
+
+
+def test_transparency_is_reported_and_put_on_a_background(tmp_path):
+    clear = Image.fromarray(np.dstack([PIXELS[0], np.zeros((9, 7), np.uint8)]))
+    built = sslpipe.build_dataset(tmp_path / "black", [clear])
+    assert any("transparent" in line for line in built.report.lines())
+    sslpipe.build_dataset(tmp_path / "white", [clear], background="white")
+    assert bool((sslpipe.ImageDataset(tmp_path / "white", "train")[0][0] == 255).all())
+
+
+def test_a_bad_image_is_named_or_skipped(tmp_path):
+    file = io.BytesIO()
+    Image.fromarray(PIXELS[0]).save(file, "PNG")
+    half = Image.open(io.BytesIO(file.getvalue()[:150]))  # read when it is used
+    images = [*PIXELS[:3], half, b"text"]
+    with pytest.raises(DataError, match=r"train\[[34]\]"):
+        sslpipe.build_dataset(tmp_path / "set", images)
+    built = sslpipe.build_dataset(tmp_path / "set", images, skip_bad=True)
+    assert sorted(line.partition(":")[0] for line in built.skipped) == ["train[3]", "train[4]"]
+    assert contents(tmp_path / "set") == expected(NONE, range(3))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ([], "no image of split 'train'"),
+        ({"train": PIXELS, "test": []}, "no image of split 'test'"),
+        ({"train": 3}, r"source\['train'\] is a int"),
+        (PIXELS / 255, r"train\[0\] is a ndarray of float64 \(9, 7, 3\); .*uint8.*ToTensor"),
+        ([torch.zeros(7, 9, 3, dtype=torch.uint8)], r"train\[0\] is a Tensor.*\(3, H, W\)"),
+        ([PIXELS[0], None], r"train\[1\] is a NoneType; give"),
+        ([(PIXELS[0], 0.5)], r"train\[0\] has the class 0.5; give a text"),
+        ([{"image": 1}], "dictionary of image.*save_to_disk.*parquet"),
+        (["nowhere.png"], "nowhere.png"),
+        (3, "source = 3 is not one of folder"),
+    ],
+)
+def test_what_is_no_image_is_one_line(tmp_path, source, words):
+    with pytest.raises(DataError, match=words) as refused:
+        sslpipe.build_dataset(tmp_path / "set", source)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "set" / "dataset.json").exists()
+
+
+def test_arguments_of_files_are_refused(tmp_path):
+    for given in ({"root": Path("photos")}, {"columns": "kind"}, {"skip_missing": True}):
+        with pytest.raises(DataError, match=f"{next(iter(given))} = .* leave it out"):
+            sslpipe.build_dataset(tmp_path / "set", PIXELS, **given)
