@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from safetensors.torch import load
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
@@ -40,6 +40,22 @@ class Whitening(NamedTuple):
         for part, out in zip(torch.split(features, rows), torch.split(mapped, rows), strict=True):
             out.copy_(part.double().sub_(mean) @ projection)
         return mapped
+
+
+class WhiteningLayer(nn.Module):
+    """A whitening as a layer, in float32, for programs that hold a whole network."""
+
+    mean: Tensor  # (F,)
+    projection: Tensor  # (F, D)
+
+    def __init__(self, whitening: Whitening) -> None:
+        super().__init__()
+        self.register_buffer("mean", whitening.mean.float())
+        self.register_buffer("projection", whitening.projection.float())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features, (N, F) -> (N, D). The mean goes first, before float32 loses digits."""
+        return (features - self.mean) @ self.projection
 
 
 def fit_whitening(

@@ -36,6 +36,7 @@ class Format:
     write: Callable[[FrozenBackbone, Path], Path]  # into a folder; returns the main file or folder
     # says why this backbone, or this machine, cannot have the format; None: it can
     refuses: Callable[[FrozenBackbone], str | None] = lambda model: None
+    flattens: bool = False  # its features are those of `encode`, by a whitening inside
 
 
 def _write_safetensors(model: FrozenBackbone, folder: Path) -> Path:
@@ -258,7 +259,7 @@ def usage_lines(name: str, model: FrozenBackbone) -> str:
 
 def _write_pt2(model: FrozenBackbone, folder: Path) -> Path:
     program = torch.export.export(
-        model.backbone, (traced_images(model),), dynamic_shapes=free_batch(), strict=False
+        model.flattened, (traced_images(model),), dynamic_shapes=free_batch(), strict=False
     )
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
@@ -276,9 +277,10 @@ FORMATS: dict[str, Format] = {
     "torchvision": Format(_write_torchvision, _refuses_torchvision),
     "timm": Format(_write_timm, _refuses_timm),
     "onnx": Format(
-        lambda model, folder: save_onnx(onnx_graph(model, model.backbone), folder / "model.onnx"),
+        lambda model, folder: save_onnx(onnx_graph(model), folder / "model.onnx"),
         refuses_onnx,
+        flattens=True,
     ),
-    "pt2": Format(_write_pt2),
+    "pt2": Format(_write_pt2, flattens=True),
     "hf": Format(_write_hf, _refuses_hf),
 }

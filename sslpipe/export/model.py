@@ -25,7 +25,7 @@ from sslpipe.data.index import Split
 from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.embed import forward_in_parts
 from sslpipe.evaluation.features import data_metadata
-from sslpipe.evaluation.whiten import Whitening
+from sslpipe.evaluation.whiten import Whitening, WhiteningLayer
 from sslpipe.export.saved import Config, SavedBackbone, config_of
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.state import check_finite, evaluating, module_sha256, weights_dtype
@@ -88,6 +88,20 @@ class FrozenBackbone(SavedBackbone):
         """Compute features, not whitened: (B, 3, S, S) normalised floats -> (B, num_features)."""
         features: Tensor = self.backbone(images)  # (B, F)
         return features
+
+    @property
+    def num_encoded(self) -> int:
+        """The length of a row of `encode`, which a whitening may shorten."""
+        if self.whitening is None:
+            return self.num_features
+        return self.whitening.projection.shape[1]
+
+    @property
+    def flattened(self) -> nn.Module:
+        """The network, behind it its whitening: normalised images -> (B, num_encoded)."""
+        if self.whitening is None:
+            return self.backbone
+        return _Flattened(self.backbone, WhiteningLayer(self.whitening))
 
     def extra_repr(self) -> str:
         """Name the network, its images and its features, before its layers are listed."""
@@ -273,6 +287,18 @@ class FrozenBackbone(SavedBackbone):
             raise UserError(f"encode: {what} has values that are NaN or infinite")
         units = [torch.from_numpy(own.in_units(np.ascontiguousarray(each))) for each in values]
         return torch.stack(units).permute(0, 3, 1, 2)
+
+
+class _Flattened(nn.Module):
+    def __init__(self, backbone: Backbone, whitening: WhiteningLayer) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.whitening = whitening
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute features, whitened: (B, C, S, S) normalised floats -> (B, D)."""
+        rows: Tensor = self.whitening(self.backbone(images))
+        return rows
 
 
 def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:

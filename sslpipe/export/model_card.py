@@ -33,10 +33,15 @@ TAGS: tuple[str, ...] = ("self-supervised-learning", "contrastive-learning")
 TUNED_TAGS = ("metric-learning", "image-retrieval")
 
 
-def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
+def model_card(
+    config: Mapping[str, Any], usage: Mapping[str, str], num_encoded: int | None = None
+) -> str:
     """Write the model card in Markdown, from templates/model_card.md.
 
-    `config` is a `load.Config` as plain values, `usage` has lines of Python that load each format.
+    Args:
+        config: A `Config` as plain values.
+        usage: Lines of Python that load each format.
+        num_encoded: The length of a row of `encode`, where it is flattened.
     """
     facts = config["facts"]
     backbone = config["backbone"]
@@ -62,6 +67,8 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     if backbone["kind"] != JOIN:  # whose images are those of several networks, side by side
         side = config["crop_px"]
         words |= {"S, S)": f"{side}, {side})", "(B, F)": f"(B, {config['num_features']})"}
+    if num_encoded is not None:
+        words |= {"(B, F)": f"(B, {num_encoded})", "not normalised": "flattened"}
     usage = dict(usage)
     for name in usage:
         for word, meant in words.items():
@@ -71,6 +78,8 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     return _TEMPLATES.get_template("model_card.md").render(
         **{**config, "image": image},
         usage=usage,
+        num_encoded=num_encoded,
+        flattening=[name for name in usage if name != "safetensors"],
         kind=kind,
         heads=[name for name in ("timm", "transformers", "hf") if name in usage],
         length=length,
@@ -85,6 +94,21 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         own=own,
         rows=with_own_name(rows, own),
     )
+
+
+def with_flattening(card: str, num_features: int, num_encoded: int) -> str:
+    """Return the card of an export whose rows of `encode` are flattened from now on.
+
+    Args:
+        card: A model card.
+        num_features: Of the network.
+        num_encoded: The length of a row of `encode`.
+    """
+    section = _TEMPLATES.get_template("flattening.md").render(
+        num_features=num_features, num_encoded=num_encoded, flattening=()
+    )
+    before, measured, rest = card.partition("## Measured\n")
+    return f"{before.partition('## Flattening')[0]}{section}\n{measured}{rest}"
 
 
 def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:

@@ -69,14 +69,14 @@ def free_batch() -> dict[str, dict[int, Any]]:
     return {"images": {0: torch.export.Dim("batch")}}
 
 
-def onnx_graph(model: FrozenBackbone, network: nn.Module) -> Any:
-    """Trace a network that takes what the backbone takes; metadata say how images are made."""
+def onnx_graph(model: FrozenBackbone) -> Any:
+    """Trace a backbone, with its whitening; metadata say how images are made."""
     import onnx
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations; the proof is what counts
         program = torch.onnx.export(
-            network,
+            model.flattened,
             (traced_images(model),),
             dynamo=True,
             opset_version=OPSET,
@@ -105,9 +105,11 @@ def onnx_graph(model: FrozenBackbone, network: nn.Module) -> Any:
             f"images, {images}, flattened to (batch, 3, 1, crop_px * crop_px); side by side"
         )
     length = "of length 1" if model.backbone.normalize else "not normalised"
+    if model.whitening is not None:
+        length = "flattened"
     metadata = {
         "images": images,
-        "features": f"(batch, {model.num_features}) float32, {length}",
+        "features": f"(batch, {model.num_encoded}) float32, {length}",
         **{key: json.dumps(value) for key, value in view.items()},
         **({} if own == RGB8 else {"image": own.model_dump_json()}),
         "weights_sha256": model.config.weights_sha256,
@@ -200,7 +202,7 @@ class Int8:
         calibrating = min(CALIBRATION_IMAGES, len(split) // 2)
         self._calibration = np.sort(order[:calibrating])
         self._proof = np.sort(order[calibrating : calibrating + PROOF_IMAGES])
-        self._expected = self._features(model.backbone)
+        self._expected = self._features(model.flattened)
 
     def _features(self, network: nn.Module) -> Tensor:
         return embed(network, self._view, self._split, ids=self._proof, **self._reading).features
@@ -230,7 +232,7 @@ class Int8:
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
         self._batches = one_pass(self._split, ids=self._calibration, **self._reading)
-        plain = onnx_graph(self._model, self._model.backbone)
+        plain = onnx_graph(self._model)
         whole, prepared, quantised = (
             str(self._scratch / f"{name}.onnx") for name in ("whole", "prepared", "int8")
         )

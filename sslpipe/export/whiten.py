@@ -13,6 +13,7 @@ from sslpipe.evaluation.flatten import choose_power
 from sslpipe.evaluation.whiten import Whitening, beside_whitening, fit_whitening
 from sslpipe.export.folder import SSLPIPE_KEY, sha256_sums
 from sslpipe.export.load import FrozenBackbone, load_backbone
+from sslpipe.export.model_card import with_flattening
 from sslpipe.files import Tree, json_text, read_json
 from sslpipe.portable import write_atomically
 from sslpipe.weights.source import is_export
@@ -54,6 +55,13 @@ def whiten_export(
             f"{export} is of another program; write an export of it with `sslpipe export` first"
         )
     backbone = load_backbone(export)
+    if backbone.whitening is not None:
+        for file in (*sorted(export.glob("model*.onnx")), export / "model.pt2"):
+            if file.exists():
+                raise UserError(
+                    f"{file} may hold the flattening that {export} has; whiten a folder of "
+                    "--format safetensors alone, and export the other formats from it"
+                )
     rows, metadata = load_embeddings(train)
     if metadata.get("backbone_sha256") != backbone.config.weights_sha256:
         raise UserError(f"{train} is of another backbone; embed the train split with {export}")
@@ -70,12 +78,14 @@ def whiten_export(
     view: dict[str, Any] = {k: metadata[k] for k in ("view", "image") if k in metadata}
     if "image" in view:
         view["format_version"] = 2
-    _put(export, fitted, view)
+    card = export / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    _put(export, fitted, view, with_flattening(text, num_features=width, num_encoded=kept))
     return width, kept
 
 
-def _put(export: Path, fitted: Whitening, view: dict[str, Any]) -> None:
-    """Write a whitening, and the view that it was fitted on (its images' range), into an export.
+def _put(export: Path, fitted: Whitening, view: dict[str, Any], card: str) -> None:
+    """Write a whitening, its view (the range of its images), and the model card into an export.
 
     At every instant the folder is the export before or the one after: until config.json names it,
     the new whitening lies beside the old one (see `load_whitening`), and SHA256SUMS lists what both
@@ -95,12 +105,15 @@ def _put(export: Path, fitted: Whitening, view: dict[str, Any]) -> None:
     write_atomically(beside, content)
     lines = sums.read_text(encoding="utf-8") if sums.exists() else sha256_sums(export)
     config_sha256 = hashlib.sha256(text.encode()).hexdigest()
+    card_sha256 = hashlib.sha256(card.encode()).hexdigest()
     lines += f"{config_sha256}  {config_json.name}\n{sha256}  {file.name}\n"
+    lines += f"{card_sha256}  README.md\n"
     write_atomically(sums, lines)
     # from here on it is the new export
     write_atomically(config_json, text)
     beside.replace(file)
     for left in export.glob(f"{file.stem}-*{file.suffix}"):  # of one that was stopped
         left.unlink()
+    write_atomically(export / "README.md", card)
     others = sha256_sums(export).splitlines(keepends=True)
     write_atomically(sums, "".join(line for line in others if not line.endswith("  SHA256SUMS\n")))

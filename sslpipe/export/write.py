@@ -135,6 +135,9 @@ def export_model(
         folder = scratch / "export"
         folder.mkdir()
         noise, expected = _proof(model)
+        encoded = expected
+        if model.whitening is not None:
+            encoded = {"features": model.whitening.apply(expected["features"])}
         written = {}
         usages = {}
         if INT8 in formats and images is not None:
@@ -152,13 +155,19 @@ def export_model(
             say("prove them in a clean process")
             for name, reloaded in read_outputs(folder, formats, noise).items():
                 normalised = model.backbone.normalize and name in ("timm", "hf")
-                _compare(name, reloaded, expected, normalised=normalised)
+                _compare(
+                    name,
+                    reloaded,
+                    encoded if FORMATS[name].flattens else expected,
+                    normalised=normalised,
+                )
         for name in [name for name in written if preprocessing and name.startswith("onnx")]:
             say(f"put preprocessing into {name}")
             path = with_preprocessing(written[name], model.view)
             written[f"{name}-pixels"], usages[f"{name}-pixels"] = path, onnx_usage(path.name)
         usages |= {name: usage_lines(name, model) for name in formats}
-        card = model_card(model.config.model_dump(mode="json"), usages)
+        config = model.config.model_dump(mode="json")
+        card = model_card(config, usages, None if model.whitening is None else model.num_encoded)
         (folder / "README.md").write_text(card, encoding="utf-8")
         for part in (folder / "timm", folder / "hf", folder):  # each can be used alone
             if part.is_dir():
@@ -197,7 +206,8 @@ def refusals(model: FrozenBackbone) -> dict[str, str]:
     reasons = {name: each.refuses(model) for name, each in FORMATS.items()}
     if model.whitening is not None:
         flat = "its features are flattened by `encode`, and this format holds the network alone"
-        reasons |= {name: flat for name in FORMATS if name != "safetensors"}
+        holding = {"safetensors", *(name for name, each in FORMATS.items() if each.flattens)}
+        reasons |= {name: flat for name in FORMATS if name not in holding}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 

@@ -18,9 +18,12 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import ExportError
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export import onnx_files
 from sslpipe.export.onnx_files import Agreement, agreement, with_preprocessing
 from sslpipe.export.verify import OnnxSession
+from sslpipe.export.whiten import flatten_backbone
 from sslpipe.export.write import export_model
 from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import trained, tree
@@ -96,6 +99,30 @@ def test_int8_is_proved_by_neighbours_and_says_so(lowered, images):
     assert f"# {told}" in card
     assert torch.cosine_similarity(actual, expected).min() > 0.97
     assert found[INT8].first >= 0.75
+
+
+def test_int8_of_a_flattened_backbone_is_proved_by_the_flattened_rows(tmp_path, images):
+    model = trained(widths=[8])
+    split, _ = images
+    (batch,) = one_pass(split, ids=np.arange(80), batch_size=80)
+    views = model.view(batch.images, torch.full((80, 2), 32))
+    with torch.no_grad():
+        rows = Embeddings(model(views), torch.arange(80), torch.arange(80))
+    fitted = fit_whitening(rows, dims=5, power=0.5)
+    flatten_backbone(model, fitted)
+    found = {}
+    written = export_model(
+        *(model, tmp_path / "out", [INT8]),
+        images=images,
+        least_equal=0,
+        found=found.__setitem__,
+    )
+    actual = OnnxSession(written[INT8])(views)
+    expected = fitted.apply(rows.features)  # (80, 5)
+    assert torch.cosine_similarity(actual, expected).mean() > 0.9
+    kept = np.sort(np.random.default_rng(0).permutation(80)[40:])  # the other half has calibrated
+    told = pytest.approx((found[INT8].first, found[INT8].ten))
+    assert by_loops(expected[kept], actual[kept]) == told
 
 
 def test_int8_weights_have_seven_bits_and_a_scale_each_channel(lowered):

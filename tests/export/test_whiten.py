@@ -1,18 +1,22 @@
 """A whitening inside an export: at every instant of its writing the export is whole."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 
-from sslpipe.errors import UserError
+from sslpipe.errors import ExportError, UserError
 from sslpipe.evaluation.embed import Embeddings, load_embeddings, save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
+from sslpipe.export import verify
 from sslpipe.export.load import load_backbone
-from sslpipe.export.whiten import whiten_export
+from sslpipe.export.whiten import flatten_backbone, whiten_export
 from sslpipe.export.write import export_model
+from sslpipe.portable import sha256_of
 from tests.helpers.exports import trained, tree
 
 pytestmark = pytest.mark.usefixtures("proved_here")
@@ -96,7 +100,78 @@ def test_a_whitening_that_is_killed_leaves_the_export_before_or_the_one_after(
         whiten_export(folder, train, dims=5)
         assert tree(folder) == tree(after)
         assert all((folder / p).read_bytes() == (after / p).read_bytes() for p in tree(after))
-    assert seen == [[True, False]] * 3 + [[False, True]] * 2
+    assert seen == [[True, False]] * 3 + [[False, True]] * 3
+
+
+def flattened_by_the_card(folder: Path, features: torch.Tensor) -> torch.Tensor:
+    """What the lines of README.md make of features."""
+    section = (folder / "README.md").read_text().partition("## Flattening")[2]
+    (code,) = re.findall(r"```python\n(.*?)```", section.partition("## Measured")[0], re.DOTALL)
+    known = {"features": features}
+    exec(code.replace("FOLDER", str(folder)), known)
+    return known["features"]
+
+
+def test_programs_hold_the_flattening_as_their_last_layer(tmp_path):
+    model = trained(widths=[8, 16])
+    with torch.no_grad():
+        views = model.view(IMAGES, torch.tensor([[40, 40]] * 3))
+        network = model(views)
+        noise = model(torch.randn(60, 3, 32, 32, generator=torch.Generator().manual_seed(1)))
+    rows = Embeddings(noise, torch.arange(60) % 2, torch.arange(60))
+    fitted = fit_whitening(rows, dims=5, power=1)
+    flatten_backbone(model, fitted)
+    written = export_model(model, tmp_path / "out", ["all"])
+    assert list(written) == ["safetensors", "onnx", "pt2"]
+    expected = (network.double() - fitted.mean) @ fitted.projection  # (3, 5)
+    for name in ("onnx", "pt2"):
+        (program,) = verify.read(name, tmp_path / "out")
+        error = (program(views) - expected).abs().max() / expected.abs().max()
+        assert float(error) <= verify.TOLERANCE, name
+    torch.testing.assert_close(encoded(tmp_path / "out").double(), expected, rtol=1e-5, atol=1e-5)
+    stated = {each.key: each.value for each in onnx.load(written["onnx"]).metadata_props}
+    assert stated["features"] == "(batch, 5) float32, flattened"
+    # what is the network's own is flattened by the lines of the card
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "(B, 5), flattened" in card
+    torch.testing.assert_close(flattened_by_the_card(tmp_path / "out", network), expected)
+
+
+def test_a_program_without_the_flattening_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
+    model = trained(widths=[8])
+    rows = torch.randn(60, model.num_features, generator=torch.Generator().manual_seed(0))
+    ids = torch.arange(60)
+    flatten_backbone(model, fit_whitening(Embeddings(rows, ids, ids), power=0.5))
+    monkeypatch.setattr(type(model), "flattened", property(lambda self: self.backbone))
+    with pytest.raises(ExportError, match=r"format pt2: features in a clean process differ"):
+        export_model(model, tmp_path / "out", ["pt2"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_card_of_a_whitened_export_flattens_what_was_written_before(export, tmp_path):
+    out, train = export
+    shutil.copytree(out, tmp_path / "out")
+    (tmp_path / "out" / "model.onnx").touch()
+    for dims in (7, 5):  # the second replaces the section of the first
+        if dims == 5:
+            with pytest.raises(UserError, match=r"model.onnx may hold the flattening"):
+                whiten_export(tmp_path / "out", train, dims=dims)
+            (tmp_path / "out" / "model.onnx").unlink()
+        whiten_export(tmp_path / "out", train, dims=dims)
+        backbone = load_backbone(tmp_path / "out")
+        network = backbone(backbone.view(IMAGES, torch.tensor([[40, 40]] * 3)))
+        rows = flattened_by_the_card(tmp_path / "out", network).float()
+        assert rows.shape == (3, dims)
+        torch.testing.assert_close(rows, encoded(tmp_path / "out"), rtol=1e-5, atol=1e-5)
+        card = (tmp_path / "out" / "README.md").read_text()
+        assert re.findall("^## .*", card, re.MULTILINE) == [
+            "## Loading", "## Flattening", "## Measured"
+        ]  # fmt: skip
+        sums = dict(
+            line.split("  ")[::-1]
+            for line in (tmp_path / "out" / "SHA256SUMS").read_text().splitlines()
+        )
+        assert sums["README.md"] == sha256_of(tmp_path / "out" / "README.md")
 
 
 def test_a_folder_of_another_program_is_not_whitened(tmp_path):
