@@ -26,7 +26,6 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sslpipe import registry
 from sslpipe.augment import pixels
 from sslpipe.augment.op import Array, Chunk, Draws, MaskedOp, Op, by_kornia
 from sslpipe.augment.pixels import CONTRAST, HUE
@@ -42,6 +41,7 @@ from sslpipe.augment.sensor_ops import (
 from sslpipe.augment.spec import ViewSpec, extend_spec
 from sslpipe.data.pipeline import send
 from sslpipe.random import uniform
+from sslpipe.registry import installed, load
 
 CROP_ATTEMPTS = 10  # torchvision RandomResizedCrop, then a central crop
 
@@ -324,9 +324,9 @@ def register_installed(keys: Iterable[str]) -> None:
     A key begins with the name of its op's entry point: "posterize_prob" with "posterize".
     """
     there = {op.name for op in OPS}
-    for name in registry.installed("sslpipe.augmentations"):
+    for name in installed("sslpipe.augmentations"):
         if name not in there and any(key.startswith(name) for key in keys):
-            register_op(registry.load("sslpipe.augmentations", name))
+            register_op(load("sslpipe.augmentations", name))
 
 
 def current_spec(*, rgb: bool = True) -> type[ViewSpec]:

@@ -12,8 +12,8 @@ from pydantic import (
     model_validator,
 )
 
-from sslpipe import registry
 from sslpipe.errors import RecipeError, did_you_mean, shown
+from sslpipe.registry import added
 from sslpipe.registry.plugins import plugin_hint
 from sslpipe.registry.schema import Kinds, KindSettings, Settings, SparseSettings
 
@@ -180,7 +180,7 @@ class RunConfig(Settings):
     def _known_trackers(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         if not names or info.context == "recorded":  # who only loads a run needs no trackers
             return names
-        known = list(dict.fromkeys([*TRACKER_NAMES, *registry.added("sslpipe.trackers")]))
+        known = list(dict.fromkeys([*TRACKER_NAMES, *added("sslpipe.trackers")]))
         for name in names:
             if name not in known:
                 raise ValueError(

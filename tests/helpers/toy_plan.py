@@ -1,0 +1,170 @@
+"""A pretraining by hand: a plan and parts of the contract alone, and a run of it.
+
+python -m tests.helpers.toy_plan DATA RUN_DIR: the modules of sslpipe that it loads, as JSON.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sslpipe.data.index import load_index
+from sslpipe.data.order import Order
+from sslpipe.pretrain import pretrain
+from sslpipe.recipe.sections import Optim, RunConfig, RunData, RunRecipe, Tune
+from sslpipe.run.contract import PretrainingParts, PretrainingPlan, Scores
+from sslpipe.run.health import Alarms
+
+STEPS = 4
+
+
+class Corners:
+    """Both views are the image's upper left corner."""
+
+    crop_px = 8
+
+    def prepare(self, batch, *, seed, number):
+        return batch
+
+    def __call__(self, batch, *, dtype):
+        view = batch.images[:, :, : self.crop_px, : self.crop_px].to(dtype) / 255
+        return torch.cat([view, view])
+
+
+class Linear(nn.Module):
+    ema = None
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Flatten(), nn.LazyLinear(4))
+
+    def forward(self, views):
+        return self.backbone(views)
+
+
+class Length(nn.Module):
+    """Draws embeddings to length 0."""
+
+    embeds = True
+    had_negatives = False
+    takes_groups = False
+
+    def forward(self, z_a: Tensor, z_b: Tensor, *, ids: Tensor, labels: Tensor) -> Tensor:
+        return (z_a.square() + z_b.square()).mean()
+
+    def stats(self):
+        return {}
+
+
+class Parts(PretrainingParts):
+    def __init__(self):
+        torch.manual_seed(0)
+        self.augment = Corners()
+        self.model = Linear()
+        self.model(torch.zeros(2, 3, 8, 8))
+        self.loss = Length()
+
+    def moved(self, model, device, dtype):
+        self.model = model
+        return self
+
+    def first_frozen(self):
+        return [self.model.backbone]
+
+    def saved(self):
+        return {"model": self.model}
+
+    def guarded(self):
+        return [self.model]
+
+
+class Random:
+    kind = "random"
+    weights = None
+
+    def keep(self, run_dir):
+        pass
+
+
+class Trace:
+    """Scores a backbone by a number of its weights."""
+
+    def score(self, backbone):
+        return Scores({"trace": backbone[1].weight.sum().item()})
+
+
+class Toy(PretrainingPlan[Parts]):
+    def __init__(self, data: Path):
+        self.index = load_index(data)
+        self.split = self.index.split("train")
+        self.order = Order(self.split.starts, seed=0, batch_size=8, num_streams=2, window=16)
+        self.watched = np.arange(2)
+        self.bank = None
+        self.start = Random()
+        self.not_used = None
+        self.pairing = None
+        self.followed: list[int] = []
+        self.recipe = RunRecipe.model_construct(  # its parts are those above: nothing is looked up
+            name="toy",
+            steps=STEPS,
+            data=RunData(canvas_px=16),
+            augment=None,
+            loss=None,
+            optim=Optim(kind="by hand", peak_lr=0.01, clip_norm=1.0),
+            tune=Tune(),
+            run=RunConfig(num_workers=0, log_steps=1, monitor_steps=2, keep="last", device="cpu"),
+        )
+
+    def build(self, *, compiled=True):
+        return Parts()
+
+    def identity(self) -> dict[str, Any]:
+        return {"digest": "0" * 64, "recipe": {}, "index_sha256": "0" * 64, "order_version": 1}
+
+    def remarks(self, parts):
+        return ["this is a toy"]
+
+    def warn_of_memory(self, parts, process):
+        pass
+
+    def groups(self, parts):
+        return [{"params": list(parts.model.parameters())}]
+
+    def optimizer(self, parts):
+        return torch.optim.SGD(self.groups(parts), lr=0.01)
+
+    def evaluator(self, parts, process, device):
+        return Trace()
+
+    def draw_views(self, ids, *, epoch=0, num_epochs=1):
+        raise NotImplementedError
+
+    def torch_seed(self, step, rank, micro_batch):
+        return (step, rank, micro_batch)
+
+    def alarms(self, parts):
+        return Alarms(STEPS)
+
+    def metadata(self, parts):
+        return {}
+
+    def describe(self):
+        return "by hand"
+
+    def follow(self, parts, step):
+        self.followed.append(step)
+
+
+def main(data: str, run_dir: str) -> None:
+    plan = Toy(Path(data))
+    pretrain(plan, Path(run_dir))
+    assert plan.followed == list(range(STEPS))
+    print(json.dumps(sorted(name for name in sys.modules if name.startswith("sslpipe."))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
