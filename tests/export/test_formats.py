@@ -117,7 +117,12 @@ def test_all_is_every_format_that_can_hold_the_backbone_and_each_gives_its_featu
                     actual = F.normalize(actual, dim=1)
                 error = float((actual - expected).abs().max() / expected.abs().max())
                 assert error <= TOLERANCE, (name, error)
-    readers = {"torchvision": {"torchvision"}, "timm": {"timm"}, "hf": {"timm", "transformers"}}
+    readers = {
+        "torchvision": {"torchvision"},
+        "timm": {"timm"},
+        "hf": {"timm", "transformers"},
+        "onnx": {"onnx", "onnxruntime"},
+    }
     if kind == "transformers":
         readers["hf"] = {"transformers"}
     named = {"sslpipe", "torch", kind.partition("/")[0]} - {"small_resnet"}
