@@ -135,7 +135,7 @@ class _Trackio:
         self._run: Any = trackio.init(project=self._project, name=self._name, resume="allow")
 
     def store_init_configuration(self, settings: dict[str, Any]) -> None:
-        self._trackio.config.update(settings, allow_val_change=True)
+        self._trackio.config.update(settings)  # a dict
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
