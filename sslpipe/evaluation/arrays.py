@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ from torch import Tensor
 
 from sslpipe.arguments import checked
 from sslpipe.errors import DataError, shown
-from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed import Embeddings, check_finite_rows
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe as probe_rows
 from sslpipe.evaluation.neighbours import Search
-from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.result import Result, Results
 from sslpipe.evaluation.retrieval import retrieval as search_rows
 from sslpipe.evaluation.verification import verification as verify_rows
 
@@ -42,9 +43,10 @@ def knn(
     knn-weighted k=20 T=0.07 cosine: top1 0.8125 [0.7948, 0.829], 2000 queries, bank of 8000
 
     Args:
-        train_features: (N, F) of any float dtype, numpy or torch, any scale; compared by cosine.
+        train_features: (N, F) of any float dtype, numpy or torch, any scale, or `Embeddings`;
+            compared by cosine.
         train_labels: (N,) integers >= 0 of any dtype, numpy, torch or a list; or texts, names of
-            classes, which both sides then have.
+            classes, which both sides then have; or the `Embeddings` that have them.
         test_features: (Q, F), as train_features; moved to their device.
         test_labels: (Q,), as train_labels.
         k: Neighbours that vote, 1 to N.
@@ -109,7 +111,7 @@ def retrieval(
     query_labels: Array | None = None,
     *,
     k: Sequence[int] = (1, 5, 10),
-) -> dict[str, Result]:
+) -> Results:
     """Search a gallery by each query: are images of its label found first?
 
     >>> print(sslpipe.retrieval(features, labels)["map_at_r"])
@@ -131,14 +133,14 @@ def retrieval(
     if (query_features is None) != (query_labels is None):
         raise DataError("give query_features and query_labels, or neither: the gallery searches")
     if query_features is None or query_labels is None:
-        gallery = queries = embeddings_from_arrays(gallery_features, gallery_labels, "gallery")
+        gallery = queries = _scored(gallery_features, gallery_labels, "gallery")
     else:
         sides = ("gallery", "query")
         gallery, queries, _ = _pair(
             gallery_features, gallery_labels, query_features, query_labels, sides=sides
         )
     results = search_rows(gallery, queries, k=k, exclude_same_id=queries is gallery)
-    return {result.metric: result for result in results}
+    return Results({result.metric: result for result in results})
 
 
 @checked
@@ -149,7 +151,7 @@ def verification(
     pairs: int = 10_000,
     far: Sequence[float] = (1e-1, 1e-2, 1e-3),
     seed: int = 0,
-) -> dict[str, Result]:
+) -> Results:
     """Decide "one label or two" by the cosine of two rows, for drawn pairs.
 
     Args:
@@ -166,9 +168,9 @@ def verification(
     Raises:
         DataError: As in `knn`; or there are too few pairs.
     """
-    rows = embeddings_from_arrays(features, labels, "")
+    rows = _scored(features, labels, "")
     results = verify_rows(rows, rows, pairs=pairs, far=far, seed=seed)
-    return {result.metric: result for result in results}
+    return Results({result.metric: result for result in results})
 
 
 def _pair(
@@ -195,8 +197,8 @@ def _pair(
         known, places = np.unique([*bank_numbers, *query_numbers], return_inverse=True)
         names = known.tolist()
         bank_numbers, query_numbers = np.split(places, [len(bank_numbers)])
-    bank = embeddings_from_arrays(bank_features, bank_numbers, sides[0])
-    queries = embeddings_from_arrays(query_features, query_numbers, sides[1])
+    bank = _scored(bank_features, bank_numbers, sides[0])
+    queries = _scored(query_features, query_numbers, sides[1])
     if bank.features.shape[1] != queries.features.shape[1]:
         raise DataError(
             f"{sides[0]}_features have {bank.features.shape[1]} columns and {sides[1]}_features "
@@ -219,6 +221,11 @@ def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddi
     named = {name: f"{side}_{name}".removeprefix("_") for name in ("features", "labels")}
     if isinstance(features, Embeddings):
         features = features.features
+    if isinstance(features, str | Path):
+        raise DataError(
+            f"{named['features']} = {shown(features)} is a path: give the array, such as "
+            "numpy.load(path)"
+        )
     try:
         rows = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features))
     except (TypeError, ValueError) as error:  # rows of different lengths, texts, objects
@@ -227,12 +234,15 @@ def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddi
             f"{shown(features)}: {error}"
         ) from None
     numbers = _labels_of(labels, named["labels"])
-    if rows.dim() != 2 or not rows.dtype.is_floating_point or not rows.numel():
+    if rows.dim() != 2 or not rows.dtype.is_floating_point:
         dtype = str(rows.dtype).removeprefix("torch.")
+        convert = "; convert them, as in features.astype('float32')" * (rows.dim() == 2)
         raise DataError(
             f"{named['features']} must be floats of shape (rows, features), not {dtype} "
-            f"{(*rows.shape,)}"
+            f"{(*rows.shape,)}{convert}"
         )
+    if not rows.numel():
+        raise DataError(f"{named['features']} has no rows: its shape is {(*rows.shape,)}")
     if len(numbers) != len(rows):
         raise DataError(
             f"{named['features']} has {len(rows)} rows and {named['labels']} {len(numbers)}; "
@@ -251,9 +261,28 @@ def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddi
     ).to(rows.device)
 
 
+def _scored(features: Array, labels: Array, side: str) -> Embeddings:
+    """Make rows that can be scored: finite, each with a label. Raises: DataError."""
+    rows = embeddings_from_arrays(features, labels, side)
+    check_finite_rows(rows.features, f"{side}_features".removeprefix("_"))
+    unlabelled = torch.nonzero(rows.labels < 0).flatten().tolist()
+    if unlabelled:
+        name = f"{side}_labels".removeprefix("_")
+        raise DataError(
+            f"{name}[{unlabelled[0]}] is {int(rows.labels[unlabelled[0]])}, no class, as are "
+            f"{len(unlabelled):,} of {len(rows.labels):,}; leave such rows out"
+        )
+    return rows
+
+
 def _labels_of(labels: Array, name: str) -> NDArray[Any]:
     """Return labels as integers (N,), or as texts (N,). Raises: DataError."""
-    given = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if isinstance(labels, Embeddings):
+        labels = labels.labels
+    try:
+        given = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    except ValueError:  # rows of different lengths
+        given = np.empty((), object)
     if given.shape == (0,):
         return np.zeros(0, np.int64)  # numpy makes floats of []; the features are refused
     if given.dtype.kind == "U" and not isinstance(labels, np.ndarray):
@@ -267,6 +296,8 @@ def _labels_of(labels: Array, name: str) -> NDArray[Any]:
                 "leave rows without a class out"
             )
         given = given.astype(np.str_)
+    if given.dtype.kind == "O":  # rows of different lengths, or other things
+        raise DataError(f"{name} = {shown(labels)} are no integers or texts of shape (rows,)")
     if given.ndim != 1 or given.dtype.kind not in "iuU":
         raise DataError(
             f"{name} must be integers or texts of shape (rows,), not {given.dtype} {given.shape}; "

@@ -282,10 +282,15 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
             features = torch.from_numpy(load_array(str(path)))
             return _from_elsewhere(path, {"features": features}), {}
         tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
+    except DataError:
+        raise
     except UNREADABLE as error:
         if memory_is_short(error):
             raise
-        raise DataError(f"cannot read embeddings from {path}: {error}; embed again") from error
+        remedy = "embed again, or save them by numpy.savez('X.npz', features=..., labels=...)"
+        if path.suffix not in FILES:
+            remedy = f"it is none of {', '.join(FILES)}; {remedy}"
+        raise DataError(f"cannot read embeddings from {path}: {error}; {remedy}") from error
     if text is None and CHECKSUM not in tensors:
         return _from_elsewhere(path, tensors), _split_of_npz(path)
     missing = ", ".join(sorted({*Embeddings._fields} - {*tensors}))
@@ -319,6 +324,7 @@ UNREADABLE = (
     zipfile.BadZipFile,
     safetensors.SafetensorError,
 )
+FILES = (".safetensors", ".npz", ".npy")  # that features are read from
 COMPARED = ("backbone_sha256", "view", "whitening_sha256", "canvas_px")
 
 
@@ -362,7 +368,10 @@ def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
     if features.ndim != 2 or not features.dtype.is_floating_point:
         dtype = str(features.dtype).removeprefix("torch.")
         found = f"{dtype} {tuple(features.shape)}"
-        raise DataError(f"{path}: features are {found}, not floats (rows, features)")
+        raise DataError(
+            f"{path}: features are {found}, not floats (rows, features); convert them, as in "
+            "features.astype('float32')"
+        )
     integers = {
         "labels": torch.full((len(features),), -1),
         "ids": torch.arange(len(features)),
@@ -399,9 +408,14 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None]:
         text = str(file["facts"]) if "facts" in file.files else None
         arrays = {name: file[name] for name in names}
     if arrays.get("labels", np.empty(0)).dtype.kind in "US":
-        raise ValueError(
-            "labels are texts; number them, alike in all files, or compare arrays in Python, where "
-            "sslpipe.knn, linear_probe and retrieval take texts"
+        raise DataError(
+            f"{path}: labels are texts; number them, alike in all files, or compare arrays in "
+            "Python, where sslpipe.knn, linear_probe and retrieval take texts"
+        )
+    if arrays.get("ids", np.empty(0)).dtype.kind in "US":
+        raise DataError(
+            f"{path}: ids are texts, and those of a data set's samples are integers: leave them "
+            "out, and a row's id is its place"
         )
     return {name: torch.from_numpy(array) for name, array in arrays.items()}, text
 
@@ -418,16 +432,24 @@ def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> N
             raise DataError(f"{name}: {found}, not int64 ({len(features)},)")
     if len(features) == 0:
         raise DataError(f"{name}: has no rows")
-    # where a number is not finite, the sum is not: that is read in a fifth of the time
-    if not bool(torch.isfinite(features.sum())):
-        bad_rows = int((~torch.isfinite(features)).any(dim=1).sum())
-        if bad_rows:
-            raise DataError(
-                f"{name}: {bad_rows} rows of features are not finite; did training diverge?"
-            )
+    check_finite_rows(features, f"{name}: features")
     unlabelled = int((labels < 0).sum())
     if labelled and unlabelled:
         raise DataError(
             f"{name}: {unlabelled} of {len(labels)} rows have no label (-1); "
-            "leave them out or give the split labels"
+            "leave them out, give the split labels, or save them beside the features: "
+            "numpy.savez(FILE, features=..., labels=...)"
+        )
+
+
+def check_finite_rows(features: Tensor, name: str) -> None:
+    """Raise DataError where a number of features (N, F) is not finite, with the first such row."""
+    # where a number is not finite, the sum is not: that is read in a fifth of the time
+    if bool(torch.isfinite(features.sum())):
+        return
+    bad = torch.nonzero((~torch.isfinite(features)).any(dim=1)).flatten().tolist()
+    if bad:
+        raise DataError(
+            f"{name}[{bad[0]}] is not finite, as are {len(bad):,} of {len(features):,} rows; leave "
+            "them out (of a network of yours: did its training diverge?)"
         )

@@ -31,7 +31,10 @@ def wilson95(right: float, total: int) -> Interval:
     z2 = Z95**2
     centre = (share + z2 / (2 * total)) / (1 + z2 / total)
     half = Z95 / (1 + z2 / total) * np.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
-    return max(0.0, float(centre - half)), min(1.0, float(centre + half))
+    # of none right and of all right the ends are exact, and rounding is not
+    low = 0.0 if right == 0 else max(0.0, float(centre - half))
+    high = 1.0 if right == total else min(1.0, float(centre + half))
+    return low, high
 
 
 class Mean(NamedTuple):

@@ -56,6 +56,18 @@ class Result:
         return tree
 
 
+class Results(dict[str, Result]):
+    """Results of one protocol by their metrics; shown as a line each."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self.values()))
+
+    def __missing__(self, metric: str) -> Result:
+        """Raise KeyError with the nearest metric, and all."""
+        near = did_you_mean(str(metric), self)
+        raise KeyError(f"no metric {metric!r}{near}; there are: {', '.join(self)}")
+
+
 # features, the power that flattens them (None: plain), column of the table, and the number
 Measured = tuple[str, float | None, str | None, Result]
 

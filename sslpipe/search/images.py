@@ -18,13 +18,14 @@ from torch import Tensor
 from sslpipe.arguments import checked
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
-from sslpipe.errors import DataError, UserError
+from sslpipe.errors import DataError, UserError, shown
 from sslpipe.evaluation.arrays import embeddings_from_arrays
 from sslpipe.evaluation.embed import (
     COMPARED,
     Embeddings,
     check_comparable,
     check_embeddings,
+    check_finite_rows,
     load_embeddings,
 )
 from sslpipe.evaluation.features import split_of_file
@@ -183,7 +184,13 @@ class ImageSearch:
         return sum(len(rows.ids) for rows in self._rows)
 
     def rows(self, part: int) -> Embeddings:
-        """Return a file's rows as they are searched: flattened, of length 1."""
+        """Return a file's rows as they are searched: flattened, of length 1.
+
+        Raises:
+            UserError: There are fewer files.
+        """
+        if not 0 <= part < len(self._rows):
+            raise UserError(f"rows({shown(part)}): there are {len(self._rows)} files, from 0 on")
         return self._rows[part]
 
     def prepare(self, queries: Tensor | NDArray[Any]) -> Tensor:
@@ -200,11 +207,12 @@ class ImageSearch:
                 "backbone.encode(images)"
             )
         width = self._rows[0].features.shape[1]
-        if queries.ndim != 2 or queries.shape[1] != width or not bool(queries.isfinite().all()):
+        if queries.ndim != 2 or queries.shape[1] != width:
             raise UserError(
-                f"queries are {tuple(queries.shape)}, not finite rows (Q, {width}); one alone is "
+                f"queries are {tuple(queries.shape)}, not rows (Q, {width}); one alone is "
                 "features[None]"
             )
+        check_finite_rows(queries, "queries")
         return fixed_point_units(self._flattened(queries.cpu().float()))
 
     @checked

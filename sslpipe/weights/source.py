@@ -104,6 +104,10 @@ def parse_source(text: str | Path) -> Source:
             f"{text} is neither an export nor a run, nor other weights: there is no {path}; a "
             f"source of weights is {EXPECTED}"
         )
+    if path.suffix in (".npy", ".npz"):
+        raise WeightsError(
+            f"{text} holds vectors, not weights; sslpipe.rank_features compares vectors in Python"
+        )
     if path.is_dir():
         ours = kind is None and (
             (path / "recipe.json").is_file()

@@ -1,5 +1,7 @@
 """Evaluations of plain arrays against loops and scikit-learn at fixed inputs."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 import sslpipe
 from sslpipe.errors import DataError, UserError
+from sslpipe.evaluation.embed import Embeddings
 
 
 def blobs(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -115,3 +118,53 @@ def test_one_rank_in_place_of_a_list_is_named():
         sslpipe.retrieval(*TEST, k=5)
     with pytest.raises(UserError, match=r"far = 0.1 .*\[0.1\]"):
         sslpipe.verification(*TEST, far=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"train_features": np.where(np.arange(200)[:, None] == 7, np.nan, TRAIN[0])},
+            "features[7]",
+        ),
+        ({"test_labels": np.where(np.arange(101) == 9, -1, TEST[1])}, "test_labels[9] is -1"),
+        ({"train_features": TRAIN[0][:0], "train_labels": []}, "train_features has no rows"),
+        ({"test_features": (9 * TEST[0]).astype(np.int16)}, "astype('float32')"),
+        ({"train_features": "train.npy"}, "numpy.load(path)"),
+        ({"train_labels": [[1], [1, 2]]}, "train_labels = "),
+        ({"test_labels": [object()] * 101}, "test_labels[0] is"),
+    ],
+)
+def test_a_row_that_cannot_be_scored_is_named_with_the_remedy(given, words):
+    names = ("train_features", "train_labels", "test_features", "test_labels")
+    usual = dict(zip(names, (*TRAIN, *TEST), strict=True))
+    for measure in (sslpipe.knn, sslpipe.linear_probe):
+        with pytest.raises(DataError, match=re.escape(words)) as refused:
+            measure(**{**usual, **given})
+        assert "\n" not in str(refused.value)
+
+
+def test_embeddings_bring_their_labels():
+    sides = [
+        Embeddings(torch.tensor(rows), torch.tensor(labels), torch.arange(len(rows)))
+        for rows, labels in (TRAIN, TEST)
+    ]
+    train, test = sides
+    assert sslpipe.knn(train, train, test, test) == sslpipe.knn(*TRAIN, *TEST)
+    assert sslpipe.retrieval(test, test) == sslpipe.retrieval(*TEST)
+
+
+def test_several_results_are_shown_a_line_each_and_a_wrong_metric_gives_the_nearest():
+    found = sslpipe.retrieval(*TEST)
+    assert repr(found).splitlines() == [str(each) for each in found.values()]
+    with pytest.raises(KeyError, match=r"recall@1.*did you mean 'Recall@1'.*map_at_r"):
+        found["recall@1"]
+    assert found.get("recall@1") is None
+
+
+def test_none_right_is_an_interval_from_exactly_0():
+    none = sslpipe.knn(*TRAIN, TEST[0], np.full(101, 9))
+    every = sslpipe.knn(*TRAIN, *TRAIN, k=1)
+    assert (none.value, none.interval95[0]) == (0, 0)
+    assert (every.value, every.interval95[1]) == (1, 1)
+    assert 0 < none.interval95[1] < 1 > every.interval95[0] > 0

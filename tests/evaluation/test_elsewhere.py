@@ -63,7 +63,8 @@ def test_knn_of_two_files_of_another_program(tmp_path, capsys, monkeypatch):
             {"features": ROWS, "labels": np.array([*"abcabcabcabc"])},
             "labels are texts.*number them",
         ),
-        ({"features": ROWS * np.nan}, "finite"),
+        ({"features": ROWS, "ids": np.array([*"abcdefghijkl"])}, "ids are texts.*leave them out"),
+        ({"features": ROWS * np.nan}, r"features\[0\] is not finite, as are 12 of 12"),
         ({"features": np.array([{}])}, "rows.npz"),
     ],
 )
@@ -71,3 +72,10 @@ def test_other_arrays_are_one_clear_error(tmp_path, arrays, named):
     np.savez(tmp_path / "rows.npz", **arrays)
     with pytest.raises(DataError, match=named):
         load_embeddings(tmp_path / "rows.npz")
+
+
+@pytest.mark.parametrize("name", ["rows.pt", "rows.csv", "rows.parquet"])
+def test_a_file_of_another_kind_is_refused_with_those_that_are_read(tmp_path, name):
+    torch.save(torch.tensor(ROWS), tmp_path / name)
+    with pytest.raises(DataError, match=rf"{name}.*none of \.safetensors, \.npz, \.npy.*savez"):
+        load_embeddings(tmp_path / name)

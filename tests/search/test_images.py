@@ -115,9 +115,13 @@ def test_what_does_not_fit_is_named(parts, tmp_path):
         search.find(query, where="theme = a and theme = b")
     with pytest.raises(DataError, match="no column 'colour'"):
         search.find(query, where="colour = red")
-    for wrong in (torch.ones(1, 5), torch.ones(6), torch.full((1, 6), torch.nan)):
+    for wrong in (torch.ones(1, 5), torch.ones(6)):
         with pytest.raises(UserError, match="queries are"):
             search.find(wrong)
+    with pytest.raises(DataError, match=r"queries\[0\] is not finite"):
+        search.find(torch.full((1, 6), torch.nan))
+    with pytest.raises(UserError, match=r"rows\(1\): there are 1 files"):
+        search.rows(1)
     with pytest.raises(UserError, match="no features file"):
         ImageSearch()
     other = write_part(tmp_path, 3, [None, *THEMES[1:]], backbone_sha256="1" * 64)

@@ -279,7 +279,10 @@ def test_vectors_made_elsewhere_are_ranked_as_networks_are():
         ({"good": ["a.jpg"] * 240}, "good_features must be floats"),
         ({"good": arrays["good"], "few": arrays["left"][:9]}, "few_features has 9 rows"),
         ({"good": np.ones((240, 3))}, "good gives all 240 images the same features"),
-        ({"good": np.full((240, 3), np.nan)}, "good: 240 rows of features are not finite"),
+        (
+            {"good": np.full((240, 3), np.nan)},
+            r"good: features\[0\] is not finite, as are 240 of 240",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             sslpipe.rank_features(wrong, texts)
