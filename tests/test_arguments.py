@@ -7,13 +7,17 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import sslpipe
 from sslpipe.arguments import checked
 from sslpipe.errors import UserError
-from sslpipe.metric_learning import ArcFace, TripletLoss
+from sslpipe.metric_learning import ArcFace, DeepID2Loss, SemiHardMiner, TripletLoss
+from tests.helpers.exports import trained
 
 LABELS = np.arange(12) % 3
+PICTURE = Image.new("RGB", (8, 8))
 ROWS = np.eye(3)[LABELS]
 
 
@@ -99,3 +103,49 @@ def test_a_number_by_place_is_no_switch(value):
         TripletLoss(value)
     assert TripletLoss(False).normalize is False
     assert (ArcFace(7, 3).num_classes, ArcFace(7, 3).dim) == (7, 3)
+
+
+Z = torch.arange(32.0).sin().view(8, 4)
+Y = torch.arange(8) // 2
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: TripletLoss()(Z, Y, SemiHardMiner()), "miner=miner"),
+        (lambda: TripletLoss()(Z, Y, SemiHardMiner()(Z, Y)), "not what it returns"),
+        (lambda: TripletLoss()(Z, Y, miner=SemiHardMiner), r"no miner.*SemiHardMiner\(\)"),
+        (lambda: ArcFace(4, 4)(Z, Y, miner="semi_hard"), "miner = 'semi_hard' is no miner"),
+        (lambda: TripletLoss()(Z, list("aabbccdd")), r"labels = \['a'.*return_inverse"),
+        (lambda: TripletLoss()(Z, [[0], [1, 2]]), r"labels = \[\[0\], \[1, 2\]\]"),
+        (lambda: ArcFace(4, 7)(Z, Y), r"\(8, 4\), but dim = 7.*dim=4"),
+        (lambda: DeepID2Loss(num_classes=4, dim=7)(Z, Y), r"\(8, 4\), but dim = 7.*dim=4"),
+        (lambda: sslpipe.SupConLoss()(Z, Z, labels=Y * 0.5), "labels must be integers.*float32"),
+        (lambda: sslpipe.SupConLoss()(Z, Z, labels=Y > 1), "labels must be integers.*bool"),
+        (lambda: sslpipe.SupConLoss()(Z, Z, labels=[0] * 8), r"torch.tensor\(labels\)"),
+        (lambda: sslpipe.NTXentLoss()(Z, Z.to("meta")), "z_b is on meta and z_a on cpu; move"),
+        (lambda: sslpipe.NTXentLoss()(Z, Z, ids=Y.to("meta")), "ids is on meta and z_a on cpu"),
+        (lambda: trained()(torch.zeros(1, 3, 16, 16).byte()), r"uint8 \(1, 3, 16, 16\).*encode"),
+        (lambda: trained()(torch.zeros(3, 16, 16)), r"\(B, C, S, S\).*float32 \(3, 16, 16\)"),
+        (lambda: trained()(["a.jpg"]), r"not a list; backbone.encode\(images\)"),
+        (lambda: sslpipe.TwoViews()(Z), r"images\[None\]"),
+        (lambda: sslpipe.TwoViews()([PICTURE]), r"images\[0\] is a Image.*pil_to_tensor"),
+    ],
+)
+def test_a_part_in_a_loop_of_ones_own_names_what_does_not_fit(call, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+def test_views_take_the_statistics_of_a_backbone_and_show_what_they_were_made_of():
+    view = trained().view
+    views = sslpipe.TwoViews("simclr", crop_px=8, mean=view.mean, std=view.std)
+    plain = sslpipe.TwoViews("simclr", crop_px=8)
+    images = torch.arange(2 * 3 * 20 * 20, dtype=torch.int64).view(2, 3, 20, 20).byte()
+    for normalised, raw in zip(views(images, ids=[0, 1]), plain(images, ids=[0, 1]), strict=True):
+        assert 0 <= raw.min() <= raw.max() <= 1
+        expected = (raw - view.mean[:, None, None]) / view.std[:, None, None]
+        torch.testing.assert_close(normalised, expected, rtol=1e-4, atol=1e-4)
+    assert repr(plain) == "TwoViews('simclr', crop_px=8)"
+    assert f"crop_px={view.crop_px}" in repr(view)

@@ -145,6 +145,10 @@ class EvalView(nn.Module):
         """Longer side to decode to, in px: no picture of at most 2 : 1 loses anything by it."""
         return max(256, 2 * self.resize_px)
 
+    def extra_repr(self) -> str:
+        """Return the arguments."""
+        return ", ".join(f"{name}={value!r}" for name, value in self._config.items())
+
     def config(self) -> dict[str, Any]:
         """Return plain values; `EvalView.from_config` of them is the same view."""
         return dict(self._config)

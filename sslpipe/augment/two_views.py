@@ -431,13 +431,23 @@ class TwoViews(nn.Module):
         preset: as in FusedViews, like its errors.
         crop_px: side of the square views.
         settings: its others: channels, mean, std, extra, blur, and fields of ViewSpec. Without mean
-            and std, views are in [0, 1].
+            and std, views are in [0, 1]; a loaded backbone has its own, `backbone.view.mean` and
+            `backbone.view.std`.
     """
 
     def __init__(self, preset: str = "simclr", crop_px: int = 224, **settings: Any) -> None:
         super().__init__()
+        for name in {"mean", "std"} & settings.keys():  # a tensor, as of a backbone's view
+            if hasattr(settings[name], "tolist"):
+                settings[name] = settings[name].tolist()
         self.views = FusedViews(preset, crop_px, **settings)
         self._next_id = 0
+        self._given = {"crop_px": crop_px, **settings}
+        self._preset = preset
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
+        return f"TwoViews({self._preset!r}, {given})"
 
     def forward(
         self,
@@ -493,14 +503,15 @@ def _to_canvas(images: Tensor | Sequence[Tensor], channels: int) -> tuple[Tensor
     if isinstance(images, Tensor) and images.ndim != 4:
         raise ValueError(
             f"images has shape {tuple(images.shape)}; give (B, {channels}, H, W) "
-            f"or a list of ({channels}, H, W)"
+            f"or a list of ({channels}, H, W); one image alone is images[None]"
         )
     if not len(images):
         raise ValueError("images is empty; give at least one")
     for row, image in enumerate(images):
         if not isinstance(image, Tensor):
             raise ValueError(
-                f"images[{row}] is a {type(image).__name__}; give uint8 tensors ({channels}, H, W)"
+                f"images[{row}] is a {type(image).__name__}; give uint8 tensors ({channels}, H, "
+                "W); of PIL images torchvision's pil_to_tensor makes them"
             )
         if image.dtype not in (torch.uint8, torch.float32) or image.dtype != images[0].dtype:
             raise ValueError(

@@ -85,7 +85,18 @@ class FrozenBackbone(SavedBackbone):
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute features, not whitened: (B, 3, S, S) normalised floats -> (B, num_features)."""
+        """Compute features, not whitened: (B, 3, S, S) normalised floats -> (B, num_features).
+
+        Raises:
+            UserError: The images are not of this shape, or not floats.
+        """
+        if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
+            has = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else ""
+            raise UserError(
+                f"backbone(images) takes a tensor of normalised floats (B, C, S, S), not a "
+                f"{type(images).__name__}{has and ' '}{has}; backbone.encode(images) takes files, "
+                "PIL images and uint8 pixels"
+            )
         features: Tensor = self.backbone(images)  # (B, F)
         return features
 

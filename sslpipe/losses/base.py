@@ -267,15 +267,23 @@ def check_views(
     labels: Tensor | None,
     groups: Tensor | None = None,
 ) -> None:
-    """Refuse views that are not both (B, D), ids and labels that are neither (B,) nor (B, 2).
+    """Refuse views that are not both (B, D), and ids and labels not (B,) or (B, 2) integers.
 
     Raises:
         ValueError: naming the shapes.
     """
     given = {"z_a": z_a, "z_b": z_b, "ids": ids, "labels": labels, "groups": groups}
     for name, value in given.items():
-        if value is not None and not isinstance(value, Tensor):
-            raise ValueError(f"{name} must be a tensor, not a {type(value).__name__}")
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"{name} must be a tensor, not a {type(value).__name__}; give torch.tensor({name})"
+            )
+        if value.device != z_a.device:
+            raise ValueError(
+                f"{name} is on {value.device} and z_a on {z_a.device}; move both to one device"
+            )
     if z_a.dim() != 2 or z_a.shape != z_b.shape:
         raise ValueError(
             f"z_a and z_b must be (B, D) both; got {tuple(z_a.shape)} and {tuple(z_b.shape)}; call "
@@ -285,5 +293,7 @@ def check_views(
         rows = z_a.shape[0]
         if numbers is not None and numbers.shape not in ((rows,), (rows, 2)):
             raise ValueError(f"{name} must be ({rows},) or ({rows}, 2), got {tuple(numbers.shape)}")
+        if numbers is not None and (numbers.is_floating_point() or numbers.dtype == torch.bool):
+            raise ValueError(f"{name} must be integers, got {numbers.dtype}; number them, as int64")
     if groups is not None and (groups.dim() != 3 or groups.shape[:2] != (z_a.shape[0], 2)):
         raise ValueError(f"groups must be ({z_a.shape[0]}, 2, K), got {tuple(groups.shape)}")

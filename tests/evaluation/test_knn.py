@@ -260,7 +260,10 @@ def test_every_kind_of_array_gives_the_accuracy_of_plain_loops(features, labels)
         ({"test_features": TEST[0][:, :3]}, "train_features have 4 columns and test_features 3"),
         ({"test_features": TEST[0][0]}, r"test_features must be floats .* not float64 \(4,\)"),
         ({"train_features": np.zeros((60, 4), int)}, "train_features must be floats .* not int64"),
-        ({"train_features": np.zeros((0, 4)), "train_labels": []}, r"train_features has no rows.* \(0, 4\)"),
+        (
+            {"train_features": np.zeros((0, 4)), "train_labels": []},
+            r"train_features has no rows.* \(0, 4\)",
+        ),
         (
             {"train_labels": ["ape"] * 60},
             "train_labels are <U3 and test_labels int64; give both as",

@@ -1,14 +1,19 @@
 """Head: what all heads share."""
 
 from abc import abstractmethod
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from sslpipe.distributed import global_mean
-from sslpipe.metric_learning.losses.pairwise import LabelCounts, References, labelled_rows
+from sslpipe.metric_learning.losses.pairwise import (
+    LabelCounts,
+    References,
+    check_call,
+    labelled_rows,
+)
 from sslpipe.registry.part import Derived, Dim, Part
 
 
@@ -25,6 +30,11 @@ class Head(Part):
     dim: Dim
     """D."""
 
+    def __call__(self, *rows: Tensor, **known: Any) -> Any:
+        """Call `forward`. Raises: UserError, as `check_call`."""
+        check_call(self, len(rows), known.get("miner"))
+        return super().__call__(*rows, **known)
+
     def forward(
         self,
         embeddings: Tensor,
@@ -37,7 +47,7 @@ class Head(Part):
     ) -> Tensor:
         """Return the loss of the rows of all ranks; ids, ref and miner mean nothing to a head."""
         # float32 at least: half precision rounds a cosine by 0.002, times 64 in a logit
-        x, labels = labelled_rows(embeddings, labels, self.num_classes)
+        x, labels = labelled_rows(embeddings, labels, num_classes=self.num_classes, dim=self.dim)
         all_known = counts is not None and not counts.unlabelled
         if not all_known and not bool((known := labels >= 0).all()):
             x = x[known]

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -15,6 +15,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     Pairs,
     PerAnchor,
     References,
+    check_call,
     compare,
     labelled_rows,
     unit,
@@ -60,6 +61,11 @@ class MetricLoss(Part):
     def row_terms(self, batch: LabelledRows, pairs: Pairs) -> Sequence[PerAnchor]:
         """Compute the paper's formula: terms, which are added up."""
 
+    def __call__(self, *rows: Tensor, **known: Any) -> Any:
+        """Call `forward`. Raises: UserError, as `check_call`."""
+        check_call(self, len(rows), known.get("miner"))
+        return super().__call__(*rows, **known)
+
     def forward(
         self,
         embeddings: Tensor,
@@ -80,7 +86,12 @@ class MetricLoss(Part):
             miner: Narrows the pairs down, see MINERS.
             counts: Of the labels; None: they are counted where a loss needs it.
         """
-        x, labels = labelled_rows(embeddings, labels, getattr(self, "num_classes", None))
+        x, labels = labelled_rows(
+            embeddings,
+            labels,
+            num_classes=getattr(self, "num_classes", None),
+            dim=getattr(self, "dim", None),
+        )
         with torch.autocast(x.device.type, enabled=False):
             dtype = x.dtype
             if self.normalize:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sslpipe.distributed import all_gather_rows, current_rank, gather_with_grad, row_counts
+from sslpipe.errors import UserError, shown
 
 Distance = Literal["euclidean", "squared", "cosine"]
 
@@ -111,7 +112,10 @@ class Pairs(NamedTuple):
 
 
 def labelled_rows(
-    embeddings: Tensor, labels: Tensor, num_classes: int | None = None
+    embeddings: Tensor,
+    labels: Tensor,
+    num_classes: int | None = None,
+    dim: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Check embeddings (n, D) and labels (n,); return them in float32 at least, and in int64.
 
@@ -119,16 +123,28 @@ def labelled_rows(
         embeddings: Of any float dtype; a numpy array or a list is taken too.
         labels: int64, < 0 for none; a numpy array or a list is taken too.
         num_classes: Labels must be below it; on CUDA, where to look would wait, kernels assert it.
+        dim: D must be it.
 
     Raises:
         ValueError: naming the shape, the dtype or the label.
     """
     embeddings = torch.as_tensor(embeddings)
-    labels = torch.as_tensor(labels, device=embeddings.device)
+    try:
+        labels = torch.as_tensor(labels, device=embeddings.device)
+    except (TypeError, ValueError) as error:  # texts, rows of different lengths
+        raise ValueError(
+            f"labels = {shown(labels)} are no integers (n,): {error}; number them, as in "
+            "numpy.unique(labels, return_inverse=True)[1]"
+        ) from None
     if embeddings.dim() != 2 or labels.shape != embeddings.shape[:1]:
         raise ValueError(
             f"embeddings must be (n, D) and labels (n,), got {tuple(embeddings.shape)} "
             f"and {tuple(labels.shape)}"
+        )
+    if dim is not None and embeddings.shape[1] != dim:
+        raise ValueError(
+            f"embeddings are {tuple(embeddings.shape)}, but dim = {dim}; make the loss with "
+            f"dim={embeddings.shape[1]}"
         )
     if not embeddings.dtype.is_floating_point:
         raise ValueError(f"embeddings must be of a float dtype, got {embeddings.dtype}")
@@ -138,6 +154,25 @@ def labelled_rows(
     if num_classes is not None and looks and (top := int(labels.max())) >= num_classes:
         raise ValueError(f"label {top} is out of range: num_classes = {num_classes}")
     return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), labels
+
+
+def check_call(loss: nn.Module, places: int, miner: object) -> None:
+    """Refuse a third argument by its place, and what is no miner.
+
+    Raises:
+        UserError: With the call as it is written.
+    """
+    name = type(loss).__name__
+    if places > 2:
+        raise UserError(
+            f"{name} takes embeddings and labels by place and all else by its name; call "
+            "loss(embeddings, labels, miner=miner), with the miner itself, not what it returns"
+        )
+    if miner is not None and not isinstance(miner, nn.Module):
+        raise UserError(
+            f"miner = {shown(miner)} is no miner; give one that is made, as in "
+            "loss(embeddings, labels, miner=SemiHardMiner())"
+        )
 
 
 def middle_row(rows: Tensor) -> Tensor:
