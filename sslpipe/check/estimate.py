@@ -23,8 +23,8 @@ from sslpipe.optim.build import describe_groups
 from sslpipe.planning.memory import Memory, Room, check_memory, memory_of_plan
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.sections import RunRecipe
-from sslpipe.run.accelerator import check_precision, resolve_precision, training_device
 from sslpipe.run.contract import Plan
+from sslpipe.run.device import check_precision, resolve_precision, training_device
 
 _SPREAD = 128  # images that say how concentrated features are
 _LONG_ENOUGH_S = 0.1  # a measured step that takes this long is not grown further

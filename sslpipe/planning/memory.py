@@ -20,8 +20,8 @@ from sslpipe.models.limits import within_memory
 from sslpipe.portable import free_memory_bytes, memory_is_short, resident_bytes, total_memory_bytes
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.sections import RunRecipe
-from sslpipe.run.accelerator import resolve_precision, training_device
 from sslpipe.run.contract import PartsT, Plan
+from sslpipe.run.device import resolve_precision, training_device
 
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
 _LEAST_KEPT = 4  # times its views: what a first layer makes of them

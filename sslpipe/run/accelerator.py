@@ -1,4 +1,4 @@
-"""From a launcher's environment to an Accelerator: device, processes, precision."""
+"""From a launcher's environment to an Accelerator: processes, model and optimizer."""
 
 import os
 import platform
@@ -21,13 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sslpipe.data.index import DatasetIndex
-from sslpipe.distributed import Rank, current_rank, host_group, pick_device
-from sslpipe.errors import RecipeError, UserError
+from sslpipe.distributed import Rank, current_rank, host_group
+from sslpipe.errors import UserError
 from sslpipe.models.sync_batchnorm import sync_batchnorm
 from sslpipe.portable import keep_freed_memory
 from sslpipe.random import hash_integers
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import requested
+from sslpipe.run.device import check_precision, training_device
 from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
 from sslpipe.run.records import write_description
 
@@ -47,12 +48,6 @@ def start_processes(recipe: RunRecipe) -> Rank:
     """
     cpu = training_device(recipe).type == "cpu"
     return join_processes(cpu=cpu, timeout_s=recipe.run.timeout_s)
-
-
-def training_device(recipe: RunRecipe) -> torch.device:
-    """Return the device that run.device names. Raises: UserError where torch does not have it."""
-    name = recipe.run.device
-    return torch.device(pick_device(name, f"run.device = {name!r}"))
 
 
 def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
@@ -153,26 +148,6 @@ def deterministic_algorithms(recipe: RunRecipe, device_type: str) -> Iterator[No
         torch.use_deterministic_algorithms(settings[0])
         torch.backends.cudnn.benchmark = settings[1]
         uninitialized.fill_uninitialized_memory = filled
-
-
-def check_precision(precision: str, device: str) -> None:
-    """Raise RecipeError for a precision that the device does not have."""
-    if precision == "fp64" and device == "mps":
-        raise RecipeError("optim.precision = 'fp64' does not exist on mps; use run.device = 'cpu'")
-    if precision == "fp16" and device != "cuda":  # accelerate would train in fp32 and not say so
-        raise RecipeError(
-            f"optim.precision = 'fp16' needs a CUDA device, and this is {device}; "
-            "use 'bf16' or 'fp32'"
-        )
-
-
-def resolve_precision(named: str, device: torch.device) -> str:
-    """Return fp64, fp32, bf16 or fp16; `auto` is bf16 where a CUDA device has it, else fp32."""
-    if named != "auto":
-        return named
-    # GPUs older than Ampere emulate bf16
-    has_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    return "bf16" if has_bf16 else "fp32"
 
 
 def seed_torch(device: torch.device, words: Sequence[int]) -> None:

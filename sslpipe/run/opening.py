@@ -20,14 +20,13 @@ from sslpipe.random import permutation
 from sslpipe.run.accelerator import (
     describe_run,
     place,
-    resolve_precision,
     start_accelerator,
-    training_device,
     wrap,
 )
 from sslpipe.run.best import Best
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.contract import PartsT, Plan
+from sslpipe.run.device import resolve_precision, training_device
 from sslpipe.run.directory import HeldDirectory, hold_directory
 from sslpipe.run.gradient_cache import GradientCache, PooledStatistics
 from sslpipe.run.guard import StepGuard

@@ -9,7 +9,7 @@ pytestmark = needs_fakecuda
 
 
 def _auto() -> str:
-    from sslpipe.run.accelerator import resolve_precision
+    from sslpipe.run.device import resolve_precision
 
     return resolve_precision("auto", torch.device("cuda"))
 

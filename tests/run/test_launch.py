@@ -19,8 +19,8 @@ from sslpipe.cli.train import app as train_commands
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe.reading import load_recipe
-from sslpipe.run import accelerator
 from sslpipe.run.accelerator import join_processes, start_processes
+from sslpipe.run.device import resolve_precision
 from sslpipe.run.launcher import check_streams, launch_command
 from sslpipe.run.lock import holder_of
 from sslpipe.run.log import read_metrics
@@ -265,5 +265,5 @@ def test_one_failing_rank_ends_the_launch_with_its_message(data, tmp_path):
 
 def test_auto_is_fp32_on_every_cpu_and_any_other_precision_is_itself():
     for device in ("cpu", "mps"):
-        assert accelerator.resolve_precision("auto", torch.device(device)) == "fp32"
-    assert accelerator.resolve_precision("bf16", torch.device("cpu")) == "bf16"
+        assert resolve_precision("auto", torch.device(device)) == "fp32"
+    assert resolve_precision("bf16", torch.device("cpu")) == "bf16"
