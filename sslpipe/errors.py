@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,14 @@ def did_you_mean_key(key: str, known: Iterable[str], most: int = 3, cutoff: floa
     if len(names) > 1:
         names[-2:] = [f"{names[-2]} or {names[-1]}"]
     return f"; did you mean {', '.join(names)}?" if names else ""
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra, of the clone that this package is in, if any."""
+    clone = Path(__file__).parents[1]
+    if (clone / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{clone}[{extra}]')}"
+    return f"pip install 'sslpipe[{extra}]'"
 
 
 def counted(number: int, what: str) -> str:

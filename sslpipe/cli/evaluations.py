@@ -12,8 +12,6 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from rich.console import Group
-from rich.text import Text
 
 from sslpipe.cli.inputs import check_file, start
 from sslpipe.cli.options import (
@@ -27,6 +25,7 @@ from sslpipe.cli.terminal import (
     list_examples,
     new_app,
     percent,
+    print_table,
     show,
     text_table,
     working,
@@ -34,14 +33,13 @@ from sslpipe.cli.terminal import (
 from sslpipe.data.index import Split
 from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError
-from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
+from sslpipe.evaluation.embed import Embeddings, check_comparable, check_embeddings, load_embeddings
 from sslpipe.evaluation.features import check_one_split, split_of_file
 from sslpipe.evaluation.groups import GroupCodes, group_codes
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.suite_file import form_name
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.files import write_json
-from sslpipe.run.console import SafeConsole
 
 SHARE_THE_BANK = ("few-shot", "knn")
 LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge")
@@ -111,7 +109,8 @@ def print_results(title: str, results: Sequence[Result], prefix: str = "") -> No
         [[row[place] for place in kept] for row in rows],
         left=1 if 0 in shared else 2,
     )
-    SafeConsole().print(Group(Text("; ".join([title, *said_once])), table))
+    show("; ".join([title, *said_once]))
+    print_table(table)
     for one in results:
         for said in caveats(one.details):
             show(f"{one.protocol}: {said}")
@@ -154,6 +153,9 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
             values["process"] = process
         sides = [_read(path, files.data) for path in (files.train, files.test)]
         train, test = sides
+        if name in _OPTIONS:  # each of ours needs the classes of both
+            check_embeddings(train.rows, str(files.train))
+            check_embeddings(test.rows, str(files.test))
         apart = not torch.isin(test.rows.ids, train.rows.ids).any()
         itself = name not in LEARNS_FROM_TRAIN or values.get("exclude_same_id", False)
         check_comparable(train.metadata, test.metadata, itself=itself or bool(apart))

@@ -5,6 +5,7 @@ that belong together are the fields of a dataclass, and a parameter of that clas
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -75,6 +76,9 @@ def set_parameters(function: Any, parameters: Iterable[inspect.Parameter]) -> No
     function.__annotations__ = {each.name: each.annotation for each in named}
 
 
+_COLLECTIVE = re.compile(r"\s*\bCollective(: [^.]*)?\.")  # what processes do, of a docstring
+
+
 def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Split a docstring into what a command's help says and what each option's says.
 
@@ -94,8 +98,8 @@ def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
         elif heading == "Returns:":
             summary.append(inspect.cleandoc(block))
         elif heading not in ("Raises:", "Source:"):
-            summary.append(paragraph)
-    return "\n\n".join(summary), helps
+            summary.append(_COLLECTIVE.sub("", paragraph))
+    return "\n\n".join(filter(None, summary)), helps
 
 
 SOURCES = (  # for the help of a MODEL

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sslpipe.cli.terminal import percent, say, show, text_table
+from sslpipe.cli.terminal import percent, print_table, say, show, text_table
 from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.result import measured_columns
 from sslpipe.evaluation.suite_file import features_name, own_name, with_own_name
@@ -48,19 +48,16 @@ def print_report(report: dict[str, Any], out: Path) -> None:
 
 
 def print_suite(report: dict[str, Any]) -> None:
-    """Print the suite's tables; a log file gets lines wide enough for an interval in a cell."""
+    """Print the suite's tables, and which fit did not converge."""
     own = own_name(report["facts"], [row["features"] for row in report["rows"]])
     tables = {"rows", "against"} & report.keys()
     report = {**report, **{table: with_own_name(report[table], own) for table in tables}}
-    printer = SafeConsole()
-    if not printer.is_terminal:
-        printer = SafeConsole(width=110)
-    printer.print(suite_table(report))
+    print_table(suite_table(report))
     for row in report["rows"]:
         if row["column"] is not None and not row["details"].get("converged", True):
             show(f"* {row['features']}, {row['column']}: the fit did not converge")
     if report.get("against"):
-        printer.print(against_table(report["against"]))
+        print_table(against_table(report["against"]))
 
 
 def suite_table(report: dict[str, Any]) -> Table:
@@ -82,12 +79,12 @@ def suite_table(report: dict[str, Any]) -> Table:
 def against_table(compared: Sequence[dict[str, Any]]) -> Table:
     """Rows: a measure of a network each, first the one that decides and has the answer."""
     several = len({each["features"] for each in compared}) > 1
-    table = Table(title="Against other networks: shares in %, differences in points with 95 %")
+    table = Table(title="Against other networks: shares in %, differences in points, 95 % interval")
     table.add_column("against", overflow="fold")
-    table.add_column("measure")
+    table.add_column("measure", overflow="fold")
     for heading in ("ours", "theirs", "difference", "over"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("answer")
+        table.add_column(heading, justify="right", overflow="fold")  # wraps, and is never cut
+    table.add_column("answer", overflow="fold")
     for each in compared:
         if each["primary"]:
             table.add_section()

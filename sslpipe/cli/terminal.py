@@ -1,5 +1,6 @@
 """How every command prints: results on stdout, messages and progress on stderr."""
 
+import json
 import os
 import re
 import threading
@@ -12,16 +13,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from sslpipe.errors import printable
+from sslpipe.errors import UserError, printable
 from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
     from rich.table import Table
+    from torch import Tensor
 
     from sslpipe.data.reader import Quarantined
     from sslpipe.export.load import FrozenBackbone
 
+_LOG_COLUMNS = 240  # of a line that no terminal shows, at most
 console = SafeConsole(stderr=True)
 PLAIN_EVERY_S = 10.0
 HELP_WIDTH = 80  # columns of a help
@@ -105,6 +108,14 @@ def text_table(
     return table
 
 
+def print_table(table: "Table") -> None:
+    """Print a table on stdout; a file or a pipe gets lines as long as the table is wide."""
+    printer = SafeConsole()
+    if not printer.is_terminal:
+        printer = SafeConsole(width=_LOG_COLUMNS)
+    printer.print(table)
+
+
 def percent(value: float, interval: tuple[float, float]) -> str:
     """Write a share and its interval in percent."""
     return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
@@ -115,9 +126,38 @@ def show(text: object) -> None:
     SafeConsole().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def show_json(tree: Any) -> None:
+    """Print JSON on stdout: names in their own script, but nothing that a terminal obeys."""
+    text = json.dumps(tree, indent=1, ensure_ascii=False)
+    typer.echo(re.sub(r"[^\n]", lambda match: _json_escape(match[0]), text))
+
+
+def _json_escape(character: str) -> str:
+    return character if printable(character) == character else f"\\u{ord(character):04x}"
+
+
 def say(text: str, style: str = "") -> None:
     """Print a message on stderr, as it is."""
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def encode_readable(model: "FrozenBackbone", paths: Sequence[Path]) -> "tuple[list[int], Tensor]":
+    """Encode what can be read, and name the rest on stderr: places in `paths`, and their rows.
+
+    Raises:
+        UserError: None can be read.
+    """
+    bad: dict[int, str] = {}
+    with progress("embed", len(paths)) as advance:
+        try:
+            rows = model.encode(list(paths), on_bad=bad.__setitem__, advance=advance).float().cpu()
+        except UserError as error:
+            if len(bad) < len(paths) or not bad:
+                raise
+            raise UserError(bad[0]) from error
+    for reason in bad.values():
+        say(f"skipped: {reason}", "yellow")
+    return [place for place in range(len(paths)) if place not in bad], rows
 
 
 def first_process() -> bool:

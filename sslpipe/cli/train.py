@@ -1,6 +1,5 @@
 """`sslpipe check`, `train`, `preview`, `status`, `runs` and `slurm`."""
 
-import json
 import subprocess
 import sys
 from contextlib import suppress
@@ -25,7 +24,15 @@ from sslpipe.cli.options import (
     command,
     option,
 )
-from sslpipe.cli.terminal import new_app, percent, say_once, show, text_table, working
+from sslpipe.cli.terminal import (
+    new_app,
+    percent,
+    say_once,
+    show,
+    show_json,
+    text_table,
+    working,
+)
 from sslpipe.errors import UserError, counted, one_line
 from sslpipe.run import recorded
 from sslpipe.run.console import SafeConsole
@@ -250,7 +257,7 @@ def status(
         return
     summary = read_status(run_dir)
     if as_json:
-        sys.stdout.write(json.dumps(summary, indent=1) + "\n")
+        show_json(summary)
     else:
         show(render(summary))
 
@@ -300,7 +307,7 @@ def runs(
 
     found = list_runs(folder)
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        show_json(found)
         return
     rows = []
     for each in found:

@@ -16,7 +16,7 @@ from urllib.request import url2pathname
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, install
 from sslpipe.faults import fault
 from sslpipe.portable import (
     open_regular,
@@ -241,7 +241,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
             options = {scheme(url): options}
         return fsspec.core.url_to_fs(url, **options)  # type: ignore[no-any-return]
     except ImportError as error:  # fsspec names the store's package: "Install s3fs to access S3"
-        raise DataError(f'cannot read {url}: {error}; pip install "sslpipe[remote]"') from error
+        raise DataError(f"cannot read {url}: {error}; {install('remote')}") from error
 
 
 def _options(url: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def knn_results(
     exclude_same: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
-    """Score each k (and each vote, with "both"), all from one exact search. Collective.
+    """Score kNN by each k (and each vote, with "both"), all from one exact search. Collective.
 
     Args:
         bank: Features of any scale, compared by cosine; every row labelled, by any int64 >= 0. May
@@ -48,7 +48,7 @@ def knn_results(
         temperature: T > 0 of the weighted vote.
         vote: "weighted", "majority" or "both".
         search: "torch" or "faiss"; both find the same neighbours.
-        exclude_same_id: Leave one out, for bank and queries of the same split.
+        exclude_same_id: A query does not see the row of its own id: for two files of one split.
         exclude_same: A column (camera, say): a query finds no row that has its own value of it; a
             missing value excludes nothing.
         process: This process.

@@ -191,7 +191,10 @@ def check_k(rows: int, k: int, hidden: Hidden) -> None:
         own_rows = int(shared.max()) if len(shared) else 0
     usable = rows - own_rows
     if not 1 <= k <= usable:
-        raise DataError(f"k = {k} does not fit a bank of {usable} rows; use 1 <= k <= {usable}")
+        raise DataError(
+            f"k = {k} does not fit a bank of {usable} rows; use 1 <= k <= {usable}, as --k "
+            f"{max(1, min(20, usable))}"
+        )
 
 
 def fixed_point_units(rows: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def retrieval(
         process: This process.
 
     Returns:
-        Queries without a match are skipped, and counted in details["lone"]. Recall@k: a match among
+        Queries without a match are skipped, and counted as `lone`. Recall@k: a match among
         the k nearest (the hit rate; CMC@k of re-identification, whose mAP is map). recall (IR)@k:
         matches among them / R, R all matches of the query. precision@k: the same / k. map@k: mean
         over queries of sum of precision@i at the matches i <= k / min(k, R). map: over all ranks,

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from sslpipe.errors import install
 from sslpipe.export.folder import SSLPIPE_KEY, write_folder, write_tensors
 from sslpipe.export.model import FrozenBackbone
 from sslpipe.export.model_card import USAGE, hub_card, model_card
@@ -214,7 +215,7 @@ def _write_repository(
 def _refuses_hf(model: FrozenBackbone) -> str | None:
     """Return why neither transformers' AutoModel nor timm's reader of the Hub has the network."""
     if importlib.util.find_spec("transformers") is None:
-        return "it needs transformers, which proves it: pip install 'sslpipe[hf]'"
+        return f"it needs transformers, which proves it: {install('hf')}"
     if model.config.backbone.kind == "transformers":
         return _extra_layers(model, "its model of transformers", length=True)
     if (reason := _refuses_timm(model)) is not None:

@@ -21,7 +21,7 @@ from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass
-from sslpipe.errors import ExportError
+from sslpipe.errors import ExportError, install
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.export.model import FrozenBackbone
@@ -52,7 +52,7 @@ def refuses_onnx(model: FrozenBackbone) -> str | None:
     """Return why this machine has no ONNX files, or a backbone is too large for them."""
     absent = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
-        return f"it needs {', '.join(absent)}: pip install 'sslpipe[onnx]'"
+        return f"it needs {', '.join(absent)}: {install('onnx')}"
     size = sum(t.numel() * t.element_size() for t in model.backbone.state_dict().values())
     if size > MOST_BYTES:
         return f"{size / 1e9:.1f} GB of weights are more than the 2 GB of an ONNX file"

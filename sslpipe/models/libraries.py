@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sslpipe.errors import RecipeError, did_you_mean, one_line, shown
+from sslpipe.errors import RecipeError, did_you_mean, install, one_line, shown
 
 # keys of a configuration that name code, kernels or quantised weights, or that images do not need
 _SKIPPED = (
@@ -163,7 +163,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise RecipeError("it needs transformers: pip install 'sslpipe[hf]'") from error
+        raise RecipeError(f"it needs transformers: {install('hf')}") from error
     return transformers
 
 
@@ -202,7 +202,7 @@ def open_clip_library() -> Any:
     try:
         import open_clip
     except ImportError as error:
-        raise RecipeError("it needs open_clip: pip install 'sslpipe[open_clip]'") from error
+        raise RecipeError(f"it needs open_clip: {install('open_clip')}") from error
     return open_clip
 
 

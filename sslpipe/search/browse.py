@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.data.reader import keys_of
-from sslpipe.errors import DataError, UserError
+from sslpipe.errors import DataError, UserError, install
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.portable import replacing
 from sslpipe.report.pictures import encoded, small_images
@@ -44,6 +44,7 @@ def write_map(
     """
     arrow = _import("pyarrow")
     parquet = _import("pyarrow.parquet")
+    _import("umap")  # before all images are read
     (split,) = search.splits
     rows = search.rows(0)
     say(f"{len(rows.ids):,} thumbnails")
@@ -107,4 +108,4 @@ def _import(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise UserError(f"browse needs {error.name} (pip install 'sslpipe[browse]')") from error
+        raise UserError(f"browse needs {error.name}: {install('browse')}") from error

@@ -31,7 +31,7 @@ from sslpipe.data.decode import (
     without_text,
 )
 from sslpipe.data.storage import load_array, npy_header
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, install
 from sslpipe.portable import open_regular, read_at, read_regular
 from sslpipe.sharding.sources import open_file
 
@@ -104,8 +104,7 @@ def _guarded(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
         ) from error
     except ImportError as error:
         raise DataError(
-            f"{path} needs a library that is missing ({first_line(error)}): "
-            'pip install "sslpipe[sensors]"'
+            f"{path} needs a library that is missing ({first_line(error)}): {install('sensors')}"
         ) from error
     except MemoryError as error:
         raise BadSample("no memory to decode it") from error

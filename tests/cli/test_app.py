@@ -249,3 +249,6 @@ def test_the_help_of_an_evaluation_has_no_name_of_the_code():
     commands = {name: evaluate.load(name) for name in evaluate.commands}
     texts = [p.help or "" for command in commands.values() for p in command.params]
     assert not [text for text in texts if "see `" in text]
+    summaries = [command.help for command in commands.values()]
+    assert not [text for text in summaries if re.search(r"ollective|bit for bit", text)]
+    assert all(re.match(r"[A-Z].*\.", text) for text in summaries)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -528,6 +529,11 @@ def test_a_map_is_applied_to_both_files_and_recorded(
         ("knn tests tests", "tests is a folder; name a file that `sslpipe embed` wrote"),
         ("ridge README.md README.md --device tpu", "use auto, cpu, cuda or mps"),
         ("verification {0} {1} --far 0", "between 0 and 1"),
+        ("knn {0} {1} --k 5000", "k = 5000 does not fit a bank of 300 rows; use 1 <= k <= 300"),
+        ("knn {0} {1} --k 301", "as --k 20"),
+        ("few-shot {0} {1} --labels-per-class 500", "ask for fewer (--labels-per-class)"),
+        ("knn {plain} {1} --k 1", "plain.npy: 300 of 300 rows have no label"),
+        ("retrieval {0} {plain}", "plain.npy: 300 of 300 rows have no label"),
         ("ridge {0} {1} --out .", "--out . is a folder; name a file"),
         ("suite {2} --data {3} --split tset", "tset"),
         ("suite {2} --data {3} --split train", "name another split"),
@@ -537,7 +543,9 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
     files, run, words, message, capsys, monkeypatch
 ):
     monkeypatch.chdir(ROOT)
-    words = [word.format(*files[0], *run) for word in words.split()]
+    plain = files[0][0].with_name("plain.npy")
+    np.save(plain, files[1][0].features.numpy())
+    words = [word.format(*files[0], *run, plain=plain) for word in words.split()]
     monkeypatch.setattr("sys.argv", ["sslpipe", "evaluate", *words])
     with pytest.raises(SystemExit) as stopped:
         run_program()

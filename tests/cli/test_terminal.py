@@ -1,6 +1,7 @@
 """Bars on a terminal, a line now and then elsewhere."""
 
 import io
+import json
 import re
 import shlex
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ import pytest
 from rich.console import Console
 
 from sslpipe.cli import terminal
+from sslpipe.cli.suite_output import against_table
+from tests.evaluation.test_verdict import compared
 
 
 @pytest.fixture
@@ -98,3 +101,51 @@ def test_a_broken_command_line_is_the_same_to_a_shell(command, indent):
     assert shlex.split(broken.replace("\\\n", "")) == shlex.split(command)
     assert max(map(len, lines)) <= 78
     assert not any(line.endswith(" --where \\") for line in lines)
+
+
+def columns_of(text):
+    """What stands in each column of a table of a terminal, without spaces and line ends."""
+    lines = [line.split("│")[1:-1] for line in text.splitlines() if line.startswith("│")]
+    lines += [line.split("┃")[1:-1] for line in text.splitlines() if line.startswith("┃")]
+    return ["".join("".join(cells).split()) for cells in zip(*lines, strict=True)]
+
+
+HEADS = ["features", "MAP@R, classes that chose", "MAP@R, other classes", "difference", "ms"]
+WIDE = [["tf_efficientnet_lite0@96", "64.7%", "66.5%", "+14.0 (+3.6 to +24.5) *", "10.3"]] * 2
+COMPARED = compared(
+    against="tf_efficientnet_lite0_of_somebody", whitened=True, against_whitened=True, power=0.25
+)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("of", ["choose", "against"])
+def test_a_table_on_a_narrow_terminal_wraps_its_cells_and_cuts_none(of, width):
+    wide = terminal.text_table(HEADS, WIDE) if of == "choose" else against_table([COMPARED] * 2)
+    texts = []
+    for columns in (width, 400):
+        console = Console(file=io.StringIO(), width=columns, record=True)
+        console.print(wide)
+        texts.append(console.export_text())
+    assert max(map(len, texts[0].splitlines())) <= width
+    assert columns_of(texts[0]) == columns_of(texts[1])
+    assert "…" not in texts[0]
+
+
+def test_a_log_gets_all_columns_of_a_wide_table_on_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal.print_table(terminal.text_table(HEADS, WIDE))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if all(head in line for head in HEADS)]
+    assert len([line for line in lines if all(cell in line for cell in WIDE[0])]) == len(WIDE)
+
+
+def test_json_keeps_every_script_and_gives_the_terminal_no_command(capsys):
+    tree = [
+        {"name": "\u041f\u0442\u0438\u0446\u044b/\u9ce5 1.png"},
+        {"name": "\x1b[2J\u202e\x9b\udcff\t"},
+    ]
+    terminal.show_json(tree)
+    said = capsys.readouterr().out
+    assert json.loads(said) == tree
+    assert tree[0]["name"] in said
+    assert not re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", said)

@@ -170,7 +170,7 @@ def test_few_shot_is_the_mean_over_its_draws():
     assert result.details["spread"] == pytest.approx(np.std(expected, ddof=1))
     assert (result.bank, result.queries) == (35, 80)
     assert result.interval95[0] < result.value < result.interval95[1]
-    with pytest.raises(DataError, match="fewer than the 100 labels"):
+    with pytest.raises(DataError, match="labels_per_class = 100; ask for fewer"):
         few_shot_knn(bank, queries, labels_per_class=100)
 
 

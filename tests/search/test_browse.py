@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 
 from sslpipe.data.index import load_index
-from sslpipe.errors import DataError, UserError
+from sslpipe.errors import DataError, UserError, install
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.search import browse
@@ -90,12 +91,18 @@ def test_mistakes_are_named(shop, tmp_path, monkeypatch):
     split = load_index(data).split("train")
     facts = {"backbone_sha256": "0" * 64, "view": {}, **data_metadata(split)}
     save_embeddings(few, rows.rows(torch.arange(16)), facts)
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace())
     with pytest.raises(DataError, match="15 images are too few for a map; give 17 or more"):
         browse.write_map(ImageSearch((few, str(data))), tmp_path / "map.parquet")
     assert not (tmp_path / "map.parquet").exists()
     monkeypatch.setitem(sys.modules, "embedding_atlas", None)
-    with pytest.raises(UserError, match=r"pip install 'sslpipe\[browse\]'"):
+    with pytest.raises(UserError, match=re.escape(install("browse"))):
         browse.show_map(tmp_path / "map.parquet")
+    monkeypatch.setitem(sys.modules, "umap", None)
+    said = []
+    with pytest.raises(UserError, match=f"browse needs umap: {re.escape(install('browse'))}"):
+        browse.write_map(ImageSearch((few, str(data))), tmp_path / "map.parquet", said.append)
+    assert not said, "images were read before"
 
 
 def test_the_map_is_opened_by_the_command_that_is_printed(tmp_path, monkeypatch):

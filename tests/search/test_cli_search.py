@@ -85,6 +85,18 @@ def test_mistakes_are_one_line(call, shop, model, tmp_path):
         assert named in line
 
 
+def test_of_many_queries_those_that_cannot_be_read_are_skipped_and_named(call, shop, model):
+    queries = shop / "queries"
+    shutil.copytree(shop / "photos/bob", queries)
+    usual = [shop / "all.safetensors", queries, "--model", model, "--data", shop / "data"]
+    without, _ = call("search", *usual)
+    (queries / "0 broken.png").write_bytes((queries / "1.png").read_bytes()[:60])
+    said, errors = call("search", *usual)
+    assert said == without
+    (line,) = [line for line in errors.splitlines() if line.startswith("skipped: ")]
+    assert "0 broken.png" in line
+
+
 def test_the_python_of_the_page_runs(call, shop, model, monkeypatch, capsys):
     (shop / "out").mkdir()
     (shop / "runs").mkdir()

@@ -23,6 +23,7 @@ from pydicom.data import get_testdata_file
 from sslpipe.data.decode import BadSample
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.loader import one_pass
+from sslpipe.errors import install
 from sslpipe.sensors import scenes
 from sslpipe.sensors.readers import Pages, open_planes
 from sslpipe.sensors.scenes import content
@@ -520,7 +521,7 @@ def test_a_missing_library_names_the_extra(tmp_path, capsys, monkeypatch):
     tifffile.imwrite(tmp_path / "a.tif", numbers(20, 30))
     monkeypatch.setitem(sys.modules, "tifffile", None)
     words = ["build", tmp_path / "out", "--root", tmp_path, "--channels", "grey"]
-    assert 'pip install "sslpipe[sensors]"' in error_of(capsys, *words, group="sensors")
+    assert install("sensors") in error_of(capsys, *words, group="sensors")
 
 
 def test_other_splits_have_the_same_type(tmp_path, root, capsys):

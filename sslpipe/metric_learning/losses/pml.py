@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows, gather_with_grad
-from sslpipe.errors import UserError, did_you_mean
+from sslpipe.errors import UserError, did_you_mean, install
 from sslpipe.metric_learning.losses.pairwise import References, unit
 from sslpipe.registry.part import Part
 
@@ -53,7 +53,7 @@ class DelegatedLoss(Part):
             from pytorch_metric_learning import losses
         except ImportError as error:
             raise UserError(
-                f"{self.name} comes from pytorch-metric-learning: pip install 'sslpipe[pml]'"
+                f"{self.name} comes from pytorch-metric-learning: {install('pml')}"
             ) from error
         self.loss = getattr(losses, self.name)(**own)
 

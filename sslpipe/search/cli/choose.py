@@ -8,9 +8,16 @@ import typer
 from sslpipe.cli.inputs import check_folder
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import SOURCES, Device, NumWorkers, argument, command, option
-from sslpipe.cli.terminal import new_app, progress, report_bad, say, show, text_table
+from sslpipe.cli.terminal import (
+    new_app,
+    print_table,
+    progress,
+    report_bad,
+    say,
+    show,
+    text_table,
+)
 from sslpipe.recipe.reading import labelled_recipes
-from sslpipe.run.console import SafeConsole
 
 app = new_app()
 
@@ -73,17 +80,13 @@ def choose_weights(
         progress=progress,
         on_bad=report_bad,
     )
-    # a log file gets lines wide enough
-    printer = SafeConsole()
-    if not printer.is_terminal:
-        printer = SafeConsole(width=160)
-    table = text_table(choice.heads, choice.rows)
-    table.columns[0].min_width = printer.width // 4  # of names of joins
-    printer.print(table)
+    shown = len(choice.heads) - 2  # the page has the last two, too: megabytes and numbers
+    table = text_table(choice.heads[:shown], [row[:shown] for row in choice.rows])
+    print_table(table)
     if any("*" in cell for row in choice.rows for cell in row[1:]):
         typer.echo("* clearly different, all rows taken together (Holm)")
     show("\n".join(choice.answer))
-    say(f"{choice.page}: the same queries under each")
+    say(f"{choice.page}: what each costs, and the same queries under each")
     say(f"{choice.backbone}: {choice.best.name}, for load_backbone, search, export and evaluate")
     if choice.doubt is not None:
         say(f"warning: {choice.doubt}", "yellow")

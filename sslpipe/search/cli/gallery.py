@@ -8,7 +8,7 @@ import typer
 from sslpipe.cli.inputs import check_model, find_images, find_named_images, images_of
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import Model, argument, command, option
-from sslpipe.cli.terminal import new_app, progress, say, show
+from sslpipe.cli.terminal import encode_readable, new_app, say, show
 from sslpipe.errors import DataError, UserError, counted, one_line
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _enrol(
 ) -> tuple["Gallery", list[str]]:
     """Add images to a gallery, or begin one with them; also the names of those that are read."""
     book = _open(gallery, backbone, flatten) if gallery.exists() else None
-    kept, embeddings = _embed(backbone, [path for _, path in named])
+    kept, embeddings = encode_readable(backbone, [path for _, path in named])
     names = [named[k][0] for k in kept]
     if book is None:
         book = _new(backbone, embeddings, names, flatten)
@@ -166,7 +166,7 @@ def calibrate(
     backbone = model.load()
     paths = find_images(folder, backbone.image_type)
     book = _open(gallery, backbone)
-    kept, embeddings = _embed(backbone, paths)
+    kept, embeddings = encode_readable(backbone, paths)
     for place, (nearest, *_) in zip(kept, book.rank(embeddings), strict=True):
         if nearest.score >= SAME:
             raise UserError(
@@ -205,7 +205,7 @@ def identify(
     backbone = model.load()
     paths = images_of(images, backbone.image_type)
     book = _open(gallery, backbone)
-    kept, embeddings = _embed(backbone, paths)
+    kept, embeddings = encode_readable(backbone, paths)
     for k, (match, *_) in zip(kept, book.rank(embeddings), strict=True):
         path = one_line(str(paths[k]))
         name = one_line(match.name)
@@ -247,10 +247,10 @@ def verify_command(
     if threshold is None:
         assert pairs is not None
         named = find_named_images(pairs, backbone.image_type)
-        kept, embeddings = _embed(backbone, [path for _, path in named])
+        kept, embeddings = encode_readable(backbone, [path for _, path in named])
         labels = _numbered([named[k][0] for k in kept])
         threshold = threshold_at(different_pairs(embeddings, labels), far)
-    kept, two = _embed(backbone, [*images])
+    kept, two = encode_readable(backbone, [*images])
     if len(kept) < 2:
         raise UserError("both images must be readable")
     same, score = verify(two[0], two[1], threshold)
@@ -330,16 +330,3 @@ def _open(path: Path, backbone: "FrozenBackbone", flatten: bool | None = None) -
             "out, or enrol into a new file"
         )
     return book
-
-
-def _embed(backbone: "FrozenBackbone", paths: list[Path]) -> tuple[list[int], "Tensor"]:
-    """Encode what can be read, and name the rest on stderr: places in `paths`, and their rows."""
-    bad = set()
-
-    def report(place: int, reason: str) -> None:
-        bad.add(place)
-        say(f"skipped: {reason}", "yellow")
-
-    with progress("embed", len(paths)) as advance:
-        rows = backbone.encode(paths, on_bad=report, advance=advance).float().cpu()
-    return [place for place in range(len(paths)) if place not in bad], rows

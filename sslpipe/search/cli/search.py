@@ -1,6 +1,5 @@
 """`sslpipe search` and `browse`: look into what `sslpipe embed` has written."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from sslpipe.cli import inputs
 from sslpipe.cli.options import Data, Model, argument, command, option
-from sslpipe.cli.terminal import new_app, say
+from sslpipe.cli.terminal import encode_readable, new_app, say, show_json
 from sslpipe.errors import UserError, one_line
 from sslpipe.portable import write_atomically
 
@@ -69,7 +68,9 @@ def search(
     backbone, _ = backbone.matched(search.splits[0])  # their range
     search.check_network(backbone.network_facts)
     queries = inputs.images_of(images, backbone.image_type)
-    found = search.find(backbone.encode(queries), top, where=where)
+    kept, rows = encode_readable(backbone, queries)
+    queries = [queries[place] for place in kept]
+    found = search.find(rows, top, where=where)
     keys = [[search.key(hit) for hit in hits] for hits in found]
     lines = [
         {
@@ -86,7 +87,7 @@ def search(
         for place, (hit, name) in enumerate(zip(hits, names, strict=True), 1)
     ]
     if as_json:
-        typer.echo(json.dumps(lines, indent=1))
+        show_json(lines)
     else:
         for line in lines:
             sample = f"{line['split']}:{line['id']}"
