@@ -1,7 +1,7 @@
 """Learning rate, parameter groups and LARS against written-out numbers and plain numpy."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -213,3 +213,10 @@ def test_a_rate_is_absurd_from_a_hundred_times_the_usual_one_on(
     assert said is not None
     assert said.startswith(f"optim.peak_lr = {250 * usual:g} is 250 times {usual:.2g}, which is ")
     assert f"usual of {kind} at a batch of {batch_size} (" in said
+
+
+def test_no_rate_of_an_optimizer_of_ones_own_is_called_absurd() -> None:
+    class Own(Optim):
+        kind: Literal["own"] = "own"
+
+    assert rate_warning(Own(peak_lr=1e9), 256) is None

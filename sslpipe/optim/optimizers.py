@@ -1,6 +1,7 @@
 """The optimizers that [optim] may name: the settings of each, and how it is made of them."""
 
-from typing import Any, Literal, Self
+import math
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import model_validator
@@ -13,6 +14,8 @@ from sslpipe.registry import Table
 
 class SgdSettings(Optim):
     """SGD with momentum: torch's."""
+
+    published: ClassVar = (0.1, "Goyal et al. 2017")  # arXiv:1706.02677, section 5.1
 
     kind: Literal["sgd"] = "sgd"
     momentum: Beta = 0.9
@@ -47,6 +50,8 @@ class SgdSettings(Optim):
 class AdamWSettings(Optim):
     """AdamW: torch's."""
 
+    published: ClassVar = (5e-4, "DINO")  # arXiv:2104.14294, section 3.2
+
     kind: Literal["adamw"] = "adamw"
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """How much the averages of the gradient and of its square keep at each step."""
@@ -66,6 +71,9 @@ class AdamWSettings(Optim):
 class LarsSettings(Optim):
     """LARS, for large batches: `sslpipe.optim.lars.LARS`."""
 
+    published: ClassVar = (0.3, "SimCLR")  # arXiv:2002.05709, section 2.3 and appendix B.1
+    _by_root: ClassVar = 0.075
+
     kind: Literal["lars"] = "lars"
     momentum: Beta = 0.9
     """Part of the last step that the next one keeps."""
@@ -76,6 +84,11 @@ class LarsSettings(Optim):
     def state_copies(self) -> int:
         """The momentum."""
         return 1
+
+    def usual_rate(self, batch_size: int) -> float:
+        """Return the larger of the published rates: in proportion to the batch, or to its root."""
+        linear = self.published[0] * max(1.0, batch_size / 256)
+        return max(linear, self._by_root * math.sqrt(batch_size))
 
     def build(self, **known: Any) -> Optimizer:
         """Build it over `groups`."""

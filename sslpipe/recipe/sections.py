@@ -66,6 +66,8 @@ class Optim(KindSettings):
     """
 
     derived = frozenset({"groups"})
+    # its peak rate for a batch of 256, and whose; None: no rate is called unusual
+    published: ClassVar[tuple[float, str] | None] = None
 
     peak_lr: Rate
     """The learning rate at the peak; no scaling rule is applied to it."""
@@ -93,6 +95,12 @@ class Optim(KindSettings):
     def state_copies(self) -> int:
         """How many numbers the optimizer keeps of each one that it trains."""
         raise NotImplementedError
+
+    def usual_rate(self, batch_size: int) -> float | None:
+        """Return the published peak rate, in proportion to batches of more than 256 images."""
+        if self.published is None:
+            return None
+        return self.published[0] * max(1.0, batch_size / 256)
 
 
 class Tune(Settings):
