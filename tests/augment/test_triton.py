@@ -69,6 +69,7 @@ def test_two_views_of_256_photographs_move_few_bytes():
 
 @needs_triton
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # FULL: minutes of an interpreter
 @pytest.mark.parametrize("crop_px", [28, 64, 96, 224] if FULL else [28])
 def test_the_kernels_make_views_of_every_size(crop_px):
     sizes = [(375, 500), (500, 333), (224, 224)] if crop_px == 224 else SIZES[: 6 if FULL else 3]
