@@ -22,6 +22,7 @@ from sslpipe.losses import Objective
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.checkpointing import checkpoint_activations
+from sslpipe.models.flops import step_flops
 from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import MomentumPair, averaged, decay_at, follow, momentum_at
 from sslpipe.models.simclr import SimCLR
@@ -36,7 +37,6 @@ from sslpipe.portable import sha256_of
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry.schema import refusals
 from sslpipe.run.contract import PretrainingParts
-from sslpipe.run.throughput import step_flops
 
 Model = SimCLR | MomentumPair
 

@@ -58,13 +58,12 @@ from sslpipe.planning.rules import (
     stem_does_not_fit,
     weights_replace_the_backbone,
 )
+from sslpipe.planning.watch import can_choose, nothing_to_choose_by
 from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.best import can_choose, nothing_to_choose_by
 from sslpipe.run.contract import PretrainingPlan
 from sslpipe.run.gradient_cache import micro_batch_rows
 from sslpipe.run.health import Alarms
-from sslpipe.run.launcher import check_streams
 
 LEAST_RANK_SHARE = 0.05  # (rank - 1) / (highest possible - 1) of embeddings: 0 in one direction
 ALARM_REMEDY = (
@@ -171,7 +170,7 @@ class Pretraining(PretrainingPlan[Parts]):
 
     def check_processes(self, world_size: int) -> None:
         """Refuse a number of processes that cannot share the streams. Raises: RecipeError."""
-        check_streams(self.recipe.data.num_streams, world_size)
+        self.recipe.data.check_processes(world_size)
 
     def warn_of_memory(self, parts: Parts, process: Rank) -> None:
         """Warn where this machine has less memory free than a step needs; see `planning.memory`."""

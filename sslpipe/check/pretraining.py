@@ -24,9 +24,9 @@ from sslpipe.models.tuning import count_parameters
 from sslpipe.parts import Parts
 from sslpipe.plan import MOST_HELD_OUT, Pretraining
 from sslpipe.planning.memory import Room, check_memory
+from sslpipe.planning.watch import watch_text
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.sections import divisors
-from sslpipe.run.best import watch_text
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 

@@ -367,11 +367,10 @@ def slurm(
     from sslpipe.recipe.pretrain import Recipe
     from sslpipe.recipe.reading import load_recipe
     from sslpipe.run.batch_script import batch_script
-    from sslpipe.run.launcher import check_streams
 
     loaded = load_recipe(training.recipe, training.overrides or [])
     if isinstance(loaded, Recipe):
-        check_streams(loaded.data.num_streams, nodes * (gpus_per_node or 1))
+        loaded.data.check_processes(nodes * (gpus_per_node or 1))
     sbatch = {
         "job-name": loaded.name,
         "nodes": str(nodes),

@@ -15,7 +15,7 @@ from sslpipe.check.result import (
 )
 from sslpipe.metric_learning.finetune_plan import Finetuning
 from sslpipe.models.tuning import count_parameters
-from sslpipe.run.best import watch_text
+from sslpipe.planning.watch import watch_text
 
 
 def check_finetuning(plan: Finetuning) -> Check:

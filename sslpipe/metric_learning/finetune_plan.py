@@ -53,9 +53,9 @@ from sslpipe.planning.rules import (
     stem_does_not_fit,
     weights_replace_the_backbone,
 )
+from sslpipe.planning.watch import can_choose, nothing_to_choose_by
 from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.sections import RunConfig
-from sslpipe.run.best import can_choose, nothing_to_choose_by
 from sslpipe.run.contract import Plan
 from sslpipe.run.health import Alarms
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from sslpipe.errors import shown
+from sslpipe.errors import RecipeError, shown
 from sslpipe.recipe.sections import (
     BACKBONE,
     Load,
@@ -69,6 +69,16 @@ class Data(RunData):
     def micro_batches(self) -> int:
         """How many micro-batches a global step has; 1 without micro_batch."""
         return self.batch_size // (self.micro_batch or self.batch_size)
+
+    def check_processes(self, world: int) -> None:
+        """Refuse processes that cannot share the streams evenly. Raises: RecipeError."""
+        if self.num_streams % world:
+            valid = divisors(self.num_streams)[:20]
+            raise RecipeError(
+                f"data.num_streams = {self.num_streams} does not divide over {world} processes; "
+                f"start {', '.join(map(str, valid))} processes, or set num_streams to a multiple "
+                f"of {world}"
+            )
 
 
 class Projector(Settings):

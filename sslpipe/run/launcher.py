@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from sslpipe.errors import RecipeError, UserError
+from sslpipe.errors import UserError
 from sslpipe.portable import command_of
 from sslpipe.run.console import say_last
 
@@ -20,18 +20,6 @@ LOST_STATUS = 70  # sysexits.h: an internal error of the system, not of the user
 def launch_command(processes: int) -> str:
     """Return a command that starts `processes` on one machine, on any free port, without a file."""
     return f"torchrun --standalone --nproc_per_node {processes} -m sslpipe train"
-
-
-def check_streams(streams: int, world: int) -> None:
-    """Raise RecipeError where `world` processes cannot share data.num_streams evenly."""
-    if streams % world:
-        from sslpipe.recipe.sections import divisors  # pydantic: not before the launcher is watched
-
-        valid = divisors(streams)[:20]
-        raise RecipeError(
-            f"data.num_streams = {streams} does not divide over {world} processes; start "
-            f"{', '.join(map(str, valid))} processes, or set num_streams to a multiple of {world}"
-        )
 
 
 def launched_processes() -> int:

@@ -28,6 +28,7 @@ from sslpipe.data.index import Split, load_index
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.backbones import backbone_settings, build_backbone
+from sslpipe.models.flops import step_flops
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim.build import build_optimizer
 from sslpipe.parts import build_model
@@ -35,7 +36,6 @@ from sslpipe.plan import Pretraining
 from sslpipe.planning.memory import estimate_memory
 from sslpipe.recipe.identity import identity
 from sslpipe.recipe.reading import load_recipe
-from sslpipe.run.throughput import step_flops
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import ROOT, command_line, write_recipe

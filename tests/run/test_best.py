@@ -20,9 +20,10 @@ from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.named import open_init
 from sslpipe.export.start import Start, init_facts
 from sslpipe.files import json_text, parse_json, read_lines
+from sslpipe.planning.watch import nothing_to_choose_by
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.recipe.sections import RunConfig
-from sslpipe.run.best import Best, nothing_to_choose_by
+from sslpipe.run.best import Best
 from sslpipe.run.checkpoint_files import (
     BestEntry,
     checkpoint_names,

@@ -21,7 +21,7 @@ from sslpipe.export.load import load_backbone
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.accelerator import join_processes, start_processes
 from sslpipe.run.device import resolve_precision
-from sslpipe.run.launcher import check_streams, launch_command
+from sslpipe.run.launcher import launch_command
 from sslpipe.run.lock import holder_of
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes
@@ -225,9 +225,9 @@ def test_a_world_size_without_a_launcher_is_refused(tmp_path, monkeypatch):
 def test_processes_that_do_not_divide_the_streams_are_refused_with_the_valid_numbers(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path))  # 4 streams
     with pytest.raises(RecipeError, match="4 does not divide over 3 processes; start 1, 2, 4 "):
-        check_streams(recipe.data.num_streams, 3)
+        recipe.data.check_processes(3)
     for world in (1, 2, 4):
-        check_streams(recipe.data.num_streams, world)
+        recipe.data.check_processes(world)
 
 
 FAILING = """
