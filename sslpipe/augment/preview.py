@@ -6,13 +6,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from sslpipe.augment.op import Draws
 from sslpipe.augment.ops import draws, ops_for
 from sslpipe.augment.two_views import Views
 from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.lettering import draw_text, lettering
 from sslpipe.data.loader import collate, one_pass
 from sslpipe.data.pipeline import Batch, PairRows
 
@@ -26,8 +27,8 @@ _INK = (34, 34, 34)
 _FAINT = (120, 120, 116)
 _MOST_ROWS = 16  # of samples below each other; further ones stand in blocks beside them
 _VIEW_COLOURS = ((214, 92, 32), (32, 104, 190))  # first view, second view
-_FONT = ImageFont.load_default(size=13)
-_TITLE_FONT = ImageFont.load_default(size=15)
+_LETTERS_PX = 13
+_TITLE_PX = 15
 
 
 DrawPartners = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
@@ -171,7 +172,8 @@ def _wrap(words: list[str], width_px: int) -> list[str]:
     lines = [words[0]]
     for word in words[1:]:
         longer = f"{lines[-1]}, {word}"
-        if _FONT.getlength(longer) <= width_px:
+        letters, font = lettering(longer, _LETTERS_PX)
+        if font.getlength(letters) <= width_px:
             lines[-1] = longer
         else:
             lines.append(word)
@@ -193,13 +195,14 @@ def _draw_page(titles: list[str], rows: list[list[_Cell]], caption: str) -> Imag
     height = top + tallest + _GAP_PX
     page = Image.new("RGB", (width, height + _LINE_PX * bool(caption)), _BACKGROUND)
     pen = ImageDraw.Draw(page)
-    pen.text((_MARGIN_PX, height - _GAP_PX), caption, _INK, _FONT)
+    below = (_MARGIN_PX, height - _GAP_PX)
+    draw_text(pen, below, caption, fill=_INK, size_px=_LETTERS_PX)
     for number, start in enumerate(starts):
         left = number * width // len(starts) + _MARGIN_PX
         y = top
         for column, (title, cell) in enumerate(zip(titles, rows[start], strict=True)):
             place = (left + column * step_x, _MARGIN_PX - 4)
-            pen.text(place, title, cell.colour, _TITLE_FONT)
+            draw_text(pen, place, title, fill=cell.colour, size_px=_TITLE_PX)
         block = slice(start, start + _MOST_ROWS)
         for row, height in zip(rows[block], heights[block], strict=True):
             for column, cell in enumerate(row):
@@ -212,4 +215,5 @@ def _draw_cell(page: Image.Image, pen: ImageDraw.ImageDraw, cell: _Cell, x: int,
     page.paste(cell.pixels, (x, y))
     for line, text in enumerate(cell.lines):
         below = y + cell.pixels.height + 5 + line * _LINE_PX
-        pen.text((x, below), text, _INK if line == 0 else _FAINT, _FONT)
+        ink = _INK if line == 0 else _FAINT
+        draw_text(pen, (x, below), text, fill=ink, size_px=_LETTERS_PX)

@@ -262,13 +262,16 @@ def show(
     data = open_data(folder)
     check_picture(out)
 
+    from sslpipe.data.lettering import is_drawable
     from sslpipe.sharding import show
 
     sheet = show.sample_sheet(data, split, ids=wanted, all_channels=all_channels)
     show.save_sheet(sheet, out)
     chosen = show.choose_ids(data.split(split), wanted)
     for line in show.sample_lines(data, split, chosen.tolist()):
-        if wanted or not show.is_drawable(line):  # in other letters than the picture's font has
+        if wanted or not is_drawable(
+            line, show.LETTERS_PX
+        ):  # in other letters than the picture's font has
             print(line)
     for name, text in show.channel_rows(data, split, chosen):
         print(one_line(f"{name}: {text}"))

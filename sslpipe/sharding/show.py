@@ -1,18 +1,17 @@
 """Show a data set: a picture of some samples, and the numbers of a split."""
 
-import unicodedata
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from sslpipe.data.columns import show_cells
 from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.lettering import draw_text, lettering
 from sslpipe.data.reader import Reader
 from sslpipe.errors import UserError, counted, one_line
 from sslpipe.portable import replacing
@@ -24,6 +23,7 @@ SAMPLED = 1000  # samples whose sizes are read for the statistics of a split
 CELL_PX = 128
 GAP_PX = 12
 LINE_PX = 16
+LETTERS_PX = 12
 MARGIN_PX = 20
 BACKGROUND = (250, 250, 248)
 INK = (34, 34, 34)
@@ -115,7 +115,6 @@ class Cell(NamedTuple):
 
 def draw_sheet(cells: Sequence[Cell], columns: int) -> Image.Image:
     """Draw cells of as many pictures each, `columns` in a row."""
-    font = _font()
     columns = min(columns, len(cells))
     wide = max(len(cell.pictures) for cell in cells)
     wide = wide * (CELL_PX + 2) - 2
@@ -131,7 +130,7 @@ def draw_sheet(cells: Sequence[Cell], columns: int) -> Image.Image:
             sheet.paste(picture, (left + number * (CELL_PX + 2), top))
         for line, (text, fill) in enumerate(((cell.words, cell.colour), (cell.name, FAINT))):
             y = top + CELL_PX + 1 + line * LINE_PX
-            pen.text((left, y), _cut(_drawn(text), font, wide), fill=fill, font=font)
+            draw_text(pen, (left, y), text, fill=fill, size_px=LETTERS_PX, most_px=wide)
     return sheet
 
 
@@ -245,49 +244,18 @@ def _fitted(pixels: np.ndarray) -> Image.Image:
     return image
 
 
-@cache
-def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size=12)
-
-
-@cache
-def _has_glyph(letter: str) -> bool:
-    """Return whether the sheet's font has a letter; others look like this noncharacter."""
-    return bytes(_font().getmask(letter)) != bytes(_font().getmask("\U0010ffff"))
-
-
-def _drawn(text: str) -> str:
-    """Return what the sheet shows of a text: é without its accent, "?" for other letters."""
-    letters = unicodedata.normalize("NFC", text)
-    return "".join(map(_nearest_glyph, letters))
-
-
-def _nearest_glyph(letter: str) -> str:
-    base = unicodedata.normalize("NFD", letter)[0]
-    return next((each for each in (letter, base) if _has_glyph(each)), "?")
-
-
-def is_drawable(text: str) -> bool:
-    """Return whether a sheet shows a text as it is; its font has Latin letters alone."""
-    return all(map(_has_glyph, text))
-
-
 def _short_path(before: str, path: str, px: int) -> str:
     """Leave leading folders out while a path is too long to stand under a cell."""
     words = before + path
-    while "/" in path and _font().getlength(words) > px:
+    while "/" in path and _width(words) > px:
         path = path.partition("/")[2]
         words = f"{before}…/{path}"
     return words
 
 
-def _cut(words: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, px: int) -> str:
-    """Return as much of the text as fits under a cell."""
-    if font.getlength(words) <= px:
-        return words
-    while words and font.getlength(words + "…") > px:
-        words = words[:-1]
-    return words + "…"
+def _width(words: str) -> float:
+    letters, font = lettering(words, LETTERS_PX)
+    return font.getlength(letters)
 
 
 def _spread(values: np.ndarray) -> str:

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
+from sslpipe.data import lettering
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
@@ -513,6 +514,16 @@ def test_show_draws_samples_enlarged_by_a_whole_factor_and_names_those_of_a_list
     assert "--ids 'x' is no" in error_of(capsys, "show", tmp_path, "--ids=1,x")
 
 
+@pytest.fixture
+def pillows_font_alone(monkeypatch):
+    """The machine has no other font: that of Pillow has Latin letters alone."""
+    monkeypatch.setattr(lettering, "FONTS", ())
+    lettering.fonts.cache_clear()
+    yield
+    lettering.fonts.cache_clear()
+
+
+@pytest.mark.usefixtures("pillows_font_alone")
 def test_a_letter_that_the_font_lacks_is_drawn_without_its_accent():
     def sheet(words):
         cell = show.Cell([Image.new("RGB", (8, 8))], words, show.INK, words)
@@ -525,9 +536,36 @@ def test_a_letter_that_the_font_lacks_is_drawn_without_its_accent():
             plain = plain.replace(letter, without)
         plain = "".join(letter if letter.isascii() else "?" for letter in plain)
         assert sheet(composed) == sheet(decomposed) == sheet(plain), composed
-    assert not show.is_drawable("Café")  # it stands in the terminal as it is
+    assert not lettering.is_drawable("Café", 12)  # it stands in the terminal as it is
 
 
+def test_a_name_is_drawn_in_an_installed_font_that_has_its_letters():
+    name = next((each for each in lettering.FONTS if installed(each)), None)
+    if name is None:
+        pytest.skip("none of the fonts is installed")
+    font = ImageFont.truetype(name, 12)
+    for text in ("Птицы/süß.png", "Ωμέγα"):
+        assert lettering.lettering(text, 12)[0] == text
+        assert lettering.is_drawable(text, 12)
+        sheet = Image.new("L", (200, 20))
+        lettering.draw_text(ImageDraw.Draw(sheet), (0, 0), text, fill=255, size_px=12)
+        own = Image.new("L", (200, 20))
+        ImageDraw.Draw(own).text((0, 0), text, fill=255, font=font)
+        assert sheet.tobytes() == own.tobytes()
+    latin = lettering.lettering("cat, 12 px", 12)[1]
+    assert latin is lettering.fonts(12)[0], "Latin names keep Pillow's own font"
+
+
+def installed(name):
+    """Whether this machine has a font."""
+    try:
+        ImageFont.truetype(name, 12)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("pillows_font_alone")
 def test_show_prints_names_that_its_font_cannot_draw(tmp_path, capsys):
     for name in ("猫/ライオン.v1.png", "cat/lion.v1.png"):
         path = tmp_path / "img" / name
