@@ -156,14 +156,15 @@ def describe_groups(groups: Iterable[dict[str, Any]], model: nn.Module) -> str:
 
 def rate_warning(optim: Optim, batch_size: int) -> str | None:
     """Return in one sentence that a rate is far above what is usual; None where it is not."""
-    usual = optim.usual_rate(batch_size)
-    if optim.published is None or usual is None:
+    known = optim.usual_rate(batch_size)
+    if known is None:
         return None
+    usual, whose = known
     times = optim.peak_lr / usual
     if times <= ABSURD:
         return None
     return (
         f"optim.peak_lr = {optim.peak_lr:g} is {times:,.0f} times {usual:.2g}, which is usual of "
-        f"{optim.kind} at a batch of {batch_size} ({optim.published[1]}): is a digit too "
+        f"{optim.kind} at a batch of {batch_size} ({whose}): is a digit too "
         "many? Such steps end in NaN, or teach nothing"
     )

@@ -1,7 +1,7 @@
 """The optimizers that [optim] may name: the settings of each, and how it is made of them."""
 
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import model_validator
@@ -14,8 +14,6 @@ from sslpipe.registry import Table
 
 class SgdSettings(Optim):
     """SGD with momentum: torch's."""
-
-    published: ClassVar = (0.1, "Goyal et al. 2017")  # arXiv:1706.02677, section 5.1
 
     kind: Literal["sgd"] = "sgd"
     momentum: Beta = 0.9
@@ -34,6 +32,10 @@ class SgdSettings(Optim):
         """The momentum, where there is one."""
         return int(self.momentum > 0)
 
+    def usual_rate(self, batch_size: int) -> tuple[float, str]:
+        """Return that of arXiv:1706.02677, section 5.1."""
+        return 0.1 * _batches(batch_size), "Goyal et al. 2017"
+
     def build(self, **known: Any) -> Optimizer:
         """Build it over `groups`, fused on a GPU."""
         groups = known["groups"]
@@ -50,8 +52,6 @@ class SgdSettings(Optim):
 class AdamWSettings(Optim):
     """AdamW: torch's."""
 
-    published: ClassVar = (5e-4, "DINO")  # arXiv:2104.14294, section 3.2
-
     kind: Literal["adamw"] = "adamw"
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """How much the averages of the gradient and of its square keep at each step."""
@@ -60,6 +60,10 @@ class AdamWSettings(Optim):
     def state_copies(self) -> int:
         """The two averages."""
         return 2
+
+    def usual_rate(self, batch_size: int) -> tuple[float, str]:
+        """Return that of arXiv:2104.14294, section 3.2."""
+        return 5e-4 * _batches(batch_size), "DINO"
 
     def build(self, **known: Any) -> Optimizer:
         """Build it over `groups`, fused on a GPU."""
@@ -70,9 +74,6 @@ class AdamWSettings(Optim):
 
 class LarsSettings(Optim):
     """LARS, for large batches: `sslpipe.optim.lars.LARS`."""
-
-    published: ClassVar = (0.3, "SimCLR")  # arXiv:2002.05709, section 2.3 and appendix B.1
-    _by_root: ClassVar = 0.075
 
     kind: Literal["lars"] = "lars"
     momentum: Beta = 0.9
@@ -85,10 +86,9 @@ class LarsSettings(Optim):
         """The momentum."""
         return 1
 
-    def usual_rate(self, batch_size: int) -> float:
-        """Return the larger of the published rates: in proportion to the batch, or to its root."""
-        linear = self.published[0] * max(1.0, batch_size / 256)
-        return max(linear, self._by_root * math.sqrt(batch_size))
+    def usual_rate(self, batch_size: int) -> tuple[float, str]:
+        """Return the larger one of arXiv:2002.05709, section 2.3 and appendix B.1."""
+        return max(0.3 * _batches(batch_size), 0.075 * math.sqrt(batch_size)), "SimCLR"
 
     def build(self, **known: Any) -> Optimizer:
         """Build it over `groups`."""
@@ -103,6 +103,11 @@ class LarsSettings(Optim):
 OPTIMIZERS: Table[type[Optim]] = Table(
     "optimizer", {"sgd": SgdSettings, "adamw": AdamWSettings, "lars": LarsSettings}
 )
+
+
+def _batches(batch_size: int) -> float:
+    """Return a batch in those of 256 images, for which rates are published; at least one."""
+    return max(1.0, batch_size / 256)
 
 
 def _fused(groups: list[dict[str, Any]]) -> bool | None:

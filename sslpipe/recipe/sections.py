@@ -66,8 +66,6 @@ class Optim(KindSettings):
     """
 
     derived = frozenset({"groups"})
-    # its peak rate for a batch of 256, and whose; None: no rate is called unusual
-    published: ClassVar[tuple[float, str] | None] = None
 
     peak_lr: Rate
     """The learning rate at the peak; no scaling rule is applied to it."""
@@ -96,11 +94,9 @@ class Optim(KindSettings):
         """How many numbers the optimizer keeps of each one that it trains."""
         raise NotImplementedError
 
-    def usual_rate(self, batch_size: int) -> float | None:
-        """Return the published peak rate, in proportion to batches of more than 256 images."""
-        if self.published is None:
-            return None
-        return self.published[0] * max(1.0, batch_size / 256)
+    def usual_rate(self, batch_size: int) -> tuple[float, str] | None:
+        """Return the peak rate that is usual at a batch size, and whose; None: none is known."""
+        return None
 
 
 class Tune(Settings):
