@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sslpipe.api import check_recipe, embed, train, write_report
+    from sslpipe.api import check_recipe, embed, preview, train, write_report
     from sslpipe.augment.two_views import TwoViews
     from sslpipe.data.index import load_index
     from sslpipe.data.torch_dataset import ImageDataset
@@ -40,6 +40,7 @@ __all__ = [
     "load_index",
     "load_plugins",
     "load_recipe",
+    "preview",
     "retrieval",
     "suite",
     "train",
@@ -62,6 +63,7 @@ _HOMES = {
     "load_index": "data.index",
     "load_plugins": "registry.plugins",
     "load_recipe": "recipe.reading",
+    "preview": "api",
     "retrieval": "evaluation.arrays",
     "suite": "report.suite",
     "train": "api",

@@ -216,14 +216,55 @@ def check_recipe(
     """
     from sslpipe.check import check_plan
 
-    if not isinstance(recipe, RunRecipe):
-        path = as_path(recipe, "recipe")
-        init = start_of(path, init)
-        recipe = load_recipe_or_run(path, overrides)
-    elif overrides:
-        raise UserError("overrides are for the path of a recipe, and this is a recipe already")
+    loaded, init = _recipe_and_start(recipe, init, overrides)
     index = load_index(data)
-    return check_plan(plan_from(recipe, index, init, checkpoint=checkpoint, weights=weights))
+    return check_plan(plan_from(loaded, index, init, checkpoint=checkpoint, weights=weights))
+
+
+@checked
+def preview(
+    recipe: RunRecipe | str | Path,
+    data: DatasetIndex | str | Path,
+    *,
+    images: int = 8,
+    init: nn.Module | str | Path | None = None,
+    overrides: Sequence[str] = (),
+) -> Image.Image:
+    """Draw images beside the views that training makes of them, as `sslpipe preview` does.
+
+    >>> sslpipe.preview("recipe.toml", "out/photos", images=4)  # a notebook shows it
+
+    Args:
+        recipe: A recipe, the path of a TOML file, or a run, for the recipe that it was trained by.
+        data: The data set's index, or the path or URL of its dataset.json.
+        images: How many, at most.
+        init: The weights that the backbone starts from, as in `train`.
+        overrides: `section.key=value`, where `recipe` is a path.
+
+    Returns:
+        The picture; `.save("views.png")` writes it.
+
+    Raises:
+        UserError: The recipe cannot be trained on these data.
+    """
+    from sslpipe.check.preview import preview as draw
+
+    check_count(images, "images")
+    loaded, init = _recipe_and_start(recipe, init, overrides)
+    grid, _ = draw(plan_from(loaded, load_index(data), init), images=images)
+    return grid
+
+
+def _recipe_and_start(
+    recipe: RunRecipe | str | Path, init: nn.Module | str | Path | None, overrides: Sequence[str]
+) -> tuple[RunRecipe, nn.Module | str | Path | None]:
+    """Return a recipe, or that of a file or of a run, and the weights that it starts from."""
+    if isinstance(recipe, RunRecipe):
+        if overrides:
+            raise UserError("overrides are for the path of a recipe, and this is a recipe already")
+        return recipe, init
+    path = as_path(recipe, "recipe")
+    return load_recipe_or_run(path, overrides), start_of(path, init)
 
 
 def plan_from(

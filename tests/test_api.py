@@ -21,7 +21,7 @@ from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.exports import trained
 from tests.helpers.runs import ROOT, final_weights, python, write_recipe
 
-SATELLITES = ("ImageSearch", "choose", "rank_features")  # names that folders bring
+SATELLITES = ("Gallery", "ImageSearch", "choose", "rank_features")  # names that folders bring
 
 
 def test_the_packages_names_are_imported_at_their_first_use():
@@ -263,3 +263,16 @@ def test_a_run_starts_from_a_network_in_memory(tmp_path):
     assert kept.config.weights_sha256 == sslpipe.load_backbone(network).config.weights_sha256
     with pytest.raises(UserError, match="give a path"):
         sslpipe.train(recipe, data, tmp_path / "other", init=3, overrides=settings)
+
+
+def test_the_preview_of_a_notebook_is_that_of_the_command(tmp_path):
+    data = write_dataset(tmp_path / "data", (20, 30))
+    recipe = write_recipe(tmp_path)
+    words = ["preview", recipe, "seed=3", "--data", data, "--out", tmp_path / "views.png"]
+    python("-m", "sslpipe", *map(str, words), status=0)
+    ours = sslpipe.preview(recipe, data, overrides=["seed=3"])
+    with Image.open(tmp_path / "views.png") as theirs:
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs.convert(ours.mode)))
+    assert sslpipe.preview(recipe, data, images=2).height < ours.height
+    with pytest.raises(UserError, match="images = 0"):
+        sslpipe.preview(recipe, data, images=0)

@@ -5,17 +5,22 @@ cosine of any of them. A score depends on the query and on that name's embedding
 removing another name changes no bit of it, and nothing is ever trained.
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
+import numpy as np
 import safetensors
 import torch
+from numpy.typing import NDArray
 from pydantic import model_validator
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sslpipe.arguments import checked
 from sslpipe.errors import DataError, UserError, did_you_mean
 from sslpipe.evaluation.embed import CHECKSUM, UNREADABLE, content_sha256
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
@@ -41,6 +46,9 @@ class _About(Stored):
         return self
 
 
+Rows = Tensor | NDArray[Any]  # (n, D) or (D,) floats
+
+
 class Match(NamedTuple):
     """Hold a name and its score, a cosine in [-1, 1]."""
 
@@ -50,6 +58,11 @@ class Match(NamedTuple):
 
 class Gallery:
     """Keep names and their embeddings, on the CPU.
+
+    >>> gallery = sslpipe.Gallery(backbone.num_features)
+    >>> gallery.add("Ada", backbone.encode(["ada/1.jpg", "ada/2.jpg"]))
+    >>> gallery.calibrate(backbone.encode(strangers), far=0.01)
+    >>> print(gallery.identify(backbone.encode("new.jpg")))  # a name and a score, or None
 
     A query scoring below `threshold` is a stranger to the gallery. Until `calibrate` sets it, it is
     -1, and whoever is asked about gets the nearest name: `identify` warns of it.
@@ -84,6 +97,12 @@ class Gallery:
         """The names in the order in which they came."""
         return tuple(self._names)
 
+    def __repr__(self) -> str:
+        flat = "" if self.flattening is None else ", flattened"
+        limit = f"threshold {self.threshold:.4f}" if self.calibrated else "no threshold"
+        rows = len(self._embeddings)
+        return f"Gallery({len(self)} names of {rows} embeddings ({self.dim},){flat}; {limit})"
+
     def __len__(self) -> int:
         return len(self._names)
 
@@ -99,12 +118,14 @@ class Gallery:
         """Return a name's embeddings (n, D), of length 1, flattened where the gallery is."""
         return self._embeddings[self._owner == self._place(name)]
 
-    def add(self, name: str, embeddings: Tensor) -> None:
+    @checked
+    def add(self, name: str, embeddings: Rows) -> None:
         """Enrol a name, or give one that is there more embeddings. (n, D) or (D,)."""
-        rows = embeddings.reshape(-1, embeddings.shape[-1])
+        rows = as_rows(embeddings, "embeddings")
         self.enrol([name] * len(rows), rows)
 
-    def enrol(self, names: Sequence[str], embeddings: Tensor) -> None:
+    @checked
+    def enrol(self, names: Sequence[str], embeddings: Rows) -> None:
         """Add one row a name, of as many names as there are rows; a name may come again."""
         rows = self._checked(embeddings, names)
         if len(rows) != len(names):
@@ -125,7 +146,8 @@ class Gallery:
         self._owner = owner - (owner > place).long()
         self._names = {other: n for n, other in enumerate(x for x in self._names if x != name)}
 
-    def rank(self, queries: Tensor, top: int = 1) -> list[list[Match]]:
+    @checked
+    def rank(self, queries: Rows, top: int = 1) -> list[list[Match]]:
         """Return the `top` best names of each query, best first, whatever the threshold.
 
         Args:
@@ -152,7 +174,7 @@ class Gallery:
             ranked.append([Match(names[p], s) for p, s in list(best.items())[:top]])
         return ranked
 
-    def identify(self, queries: Tensor) -> list[Match | None]:
+    def identify(self, queries: Rows) -> list[Match | None]:
         """Return who each query is: the best name, or None where it scores below the threshold.
 
         Warns:
@@ -163,7 +185,8 @@ class Gallery:
         best = [matches[0] for matches in self.rank(queries)]
         return [match if match.score >= self.threshold else None for match in best]
 
-    def calibrate(self, strangers: Tensor, far: float) -> float:
+    @checked
+    def calibrate(self, strangers: Rows, far: float) -> float:
         """Set the threshold at which at most the share `far` of strangers is taken for somebody.
 
         This share grows with the number of names: calibrate again after the gallery has grown much.
@@ -194,7 +217,7 @@ class Gallery:
             save_file(tensors, temporary, metadata={"gallery": text})
 
     @classmethod
-    def load(cls, path: str | Path) -> "Gallery":
+    def load(cls, path: str | Path) -> Gallery:
         """Read a gallery as it was saved.
 
         Raises:
@@ -236,9 +259,9 @@ class Gallery:
             raise UserError(f"{name!r} is not in the gallery{hint}")
         return self._names[name]
 
-    def _checked(self, embeddings: Tensor, names: Sequence[str] = ()) -> Tensor:
+    def _checked(self, embeddings: Rows, names: Sequence[str] = ()) -> Tensor:
         """(n, D) of length 1, in the fixed point in which they are compared."""
-        rows = embeddings.detach().cpu().reshape(-1, embeddings.shape[-1])
+        rows = as_rows(embeddings, "embeddings")
         if rows.shape[1] != self.dim:
             raise UserError(f"embeddings have {rows.shape[1]} features, the gallery {self.dim}")
         if not len(rows) or not bool(rows.isfinite().all()):
@@ -247,6 +270,23 @@ class Gallery:
             rows = self.flattening.apply(rows)
         _refuse_zeros(rows, names)
         return fixed_point_units(rows)
+
+
+def as_rows(embeddings: object, name: str) -> Tensor:
+    """Take (n, D) or (D,) floats, of torch or numpy, as rows (n, D) float32 on the CPU.
+
+    Raises:
+        UserError: They are something else.
+    """
+    rows = torch.from_numpy(embeddings) if isinstance(embeddings, np.ndarray) else embeddings
+    if not isinstance(rows, Tensor) or not rows.is_floating_point() or rows.ndim not in (1, 2):
+        kind = type(embeddings).__name__
+        has = f" {rows.dtype} {tuple(rows.shape)}" if isinstance(rows, Tensor) else ""
+        raise UserError(
+            f"{name} are a {kind}{has}, not floats (n, D) or (D,); of images they are "
+            "backbone.encode(images)"
+        )
+    return rows.detach().cpu().float().reshape(-1, rows.shape[-1])
 
 
 def similarity(first: Tensor, second: Tensor) -> float:

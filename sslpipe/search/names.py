@@ -1,6 +1,7 @@
 """What of this folder is `sslpipe.NAME`, too."""
 
 NAMES = {
+    "Gallery": "sslpipe.search.gallery",
     "ImageSearch": "sslpipe.search.images",
     "choose": "sslpipe.search.choice",
     "rank_features": "sslpipe.search.choice",

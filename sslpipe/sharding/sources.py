@@ -309,11 +309,17 @@ def merged_classes(labels: Iterable[str | None]) -> list[str]:
 
 
 def check_missing(
-    missing: Sequence[str], total: int, skip_missing: bool, *, root: Path | None = None
+    missing: Sequence[str],
+    total: int,
+    skip_missing: bool,
+    *,
+    root: Path | None = None,
+    beside: Path | None = None,
 ) -> None:
     """Raise DataError where files of a list are missing, unless they are skipped and some stay.
 
-    `root` is where a file of the first name is looked for, to say where it lies.
+    `root` is where a file of the first name is looked for, to say where it lies. `beside` is what
+    paths of a table are relative to, where no option says another folder.
     """
     some_stay = len(missing) < total
     if not missing or (skip_missing and some_stay):
@@ -321,9 +327,12 @@ def check_missing(
     hint = ", or give --skip-missing to build without them" if some_stay else ""
     if not some_stay and root is not None:
         hint = _where_instead(Path(missing[0]), root)
+    remedy = "mend the list or --root"
+    if beside is not None:
+        remedy = f"paths are relative to {beside}: move the table to where they begin, or mend it"
     raise DataError(
         f"cannot read {missing[0]}: No such file or directory; {len(missing):,} of {total:,} "
-        f"listed files are missing: mend the list or --root{hint}"
+        f"listed files are missing: {remedy}{hint}"
     )
 
 

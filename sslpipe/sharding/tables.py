@@ -30,6 +30,7 @@ from sslpipe.sharding.sources import (
     place_of,
     read_file,
     read_place,
+    readable,
     root_folder,
 )
 from sslpipe.sharding.split_names import GENERIC, name_splits, split_of, without_number
@@ -467,7 +468,7 @@ def _images(
     # images whose file is not there
     cells = table.column(column)
     missing = _missing(cells, root, split)
-    check_missing(list(missing.values()), len(table), options.skip_missing)
+    check_missing(list(missing.values()), len(table), options.skip_missing, beside=root)
     kept = np.setdiff1d(np.arange(len(table)), list(missing)).tolist()
 
     def read(i: int) -> bytes:
@@ -484,8 +485,9 @@ def _images(
         )
 
     size = table.nbytes // max(1, len(table))
+    places = _paths_of(cells, kept)
     return Images(
-        names=[f"{split}[{row}]" for row in kept],
+        names=places or [f"{split}[{row}]" for row in kept],
         labels=numbers[kept],
         sizes=np.full(len(kept), size, np.int64),
         classes=classes,
@@ -493,6 +495,7 @@ def _images(
         missing=list(missing.values()),
         cells={name: table.column(name).take(kept) for name in options.fields},
         origin="typed",
+        are_places=bool(places),
         left_out=group_kinds(
             ("files of the list that are not there", "", name) for name in missing.values()
         ),
@@ -523,6 +526,20 @@ def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
         elif isinstance(place := place_of(root, str(path)), Path) and not place.is_file():
             missing[row] = str(path)
     return missing
+
+
+def _paths_of(cells: Any, rows: Sequence[int]) -> list[str]:
+    """Return the path beside each image, or of its file; [] where not all have one of their own."""
+    paths = cells
+    if types.is_struct(cells.type):
+        names = [field.name for field in cells.type]
+        if "path" not in names:
+            return []
+        paths = compute.struct_field(cells, "path")
+    if not types.is_string(paths.type) and not types.is_large_string(paths.type):
+        return []
+    texts = [str(paths[row].as_py() or "") for row in rows]
+    return [readable(text) for text in texts] if all(texts) and len({*texts}) == len(texts) else []
 
 
 def _class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:

@@ -270,6 +270,11 @@ def test_mistakes_are_one_error_that_says_what_to_do(tmp_path):
         (lambda: gallery.add("x", torch.zeros(2, 3)), "have 3 features, the gallery 16"),
         (lambda: gallery.add("x", torch.full((1, DIM), math.nan)), "must be finite"),
         (lambda: gallery.enrol(["x"], some(2)), "1 names for 2 embeddings"),
+        (lambda: gallery.enrol("x", some(1)), r"names = 'x' is not a list; give \['x'\]"),
+        (lambda: gallery.add("x", ["a.jpg"]), r"a list, not floats .*encode\(images\)"),
+        (lambda: gallery.add("x", torch.ones(2, DIM, dtype=torch.int64)), "int64 .*not floats"),
+        (lambda: gallery.rank("a.jpg"), r"a str, not floats .*encode\(images\)"),
+        (lambda: gallery.calibrate(some(2), "low"), "far = 'low' is not a number"),
         (lambda: gallery.rank(zero), "embedding 1 is all zeros"),
         (lambda: gallery.enrol(["b", "d"], zero), r"embedding 1 \('d'\) is all zeros"),
         (lambda: similarity(*zero), "'second'"),
@@ -290,3 +295,15 @@ def test_mistakes_are_one_error_that_says_what_to_do(tmp_path):
     ):
         with pytest.raises(DataError, match=text):
             Gallery.load(tmp_path / name)
+
+
+def test_arrays_of_numpy_and_of_half_precision_are_embeddings_and_it_shows_what_it_holds():
+    ours, theirs = Gallery(DIM), Gallery(DIM)
+    rows = some(6)
+    ours.enrol(["a", "b", "c"], rows[:3])
+    theirs.enrol(["a", "b", "c"], rows[:3].double().numpy())
+    assert ours.rank(rows[3:]) == theirs.rank(rows[3:].numpy())
+    assert ours.rank(rows[3:].half())[0][0].name == ours.rank(rows[3:])[0][0].name
+    assert repr(ours) == f"Gallery(3 names of 3 embeddings ({DIM},); no threshold)"
+    ours.calibrate(rows[3:].numpy(), far=0)
+    assert f"threshold {ours.threshold:.4f}" in repr(ours)

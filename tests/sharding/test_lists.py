@@ -1,12 +1,17 @@
 """Lists of images as people have them: ids, other separators, a path a line, one parquet."""
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
+import sslpipe
 from sslpipe.data.index import load_index
+from sslpipe.errors import DataError
 from tests.helpers.dataset import picture, png
 from tests.helpers.shards import error_of, run
 
@@ -135,3 +140,32 @@ def test_one_parquet_of_any_name_can_be_cut(tmp_path, as_folder, split):
         "train": 14,
         "test": 6,
     }
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_images_of_a_parquet_file_are_known_by_the_paths_beside_them(tmp_path, embedded):
+    """A hit of a search says which file it was, as one of a folder does."""
+    names = [f"photos/{number}.png" for number in range(6)]
+    (tmp_path / "photos").mkdir()
+    images = []
+    for number, name in enumerate(names):
+        (tmp_path / name).write_bytes(png(picture(number)))
+        content = (tmp_path / name).read_bytes()
+        images.append({"bytes": content, "path": name} if embedded else name)
+    file = tmp_path / "in.parquet"
+    parquet.write_table(pa.table({"image": images}), file)
+    sslpipe.build_dataset(tmp_path / "set", "parquet", root=file, labels=False)
+    split = sslpipe.load_index(tmp_path / "set").split("train")
+    stored = sslpipe.ImageDataset(tmp_path / "set", "train")
+    found = dict(zip(split.names_of(range(6)), stored, strict=True))
+    assert sorted(found) == names
+    for number, name in enumerate(names):
+        pixels = np.asarray(Image.open(tmp_path / name).convert("RGB")).transpose(2, 0, 1)
+        np.testing.assert_array_equal(found[name][0].numpy(), pixels, err_msg=str(number))
+
+
+def test_paths_of_a_parquet_file_that_lead_nowhere_name_the_folder_they_begin_at(tmp_path):
+    file = tmp_path / "in.parquet"
+    parquet.write_table(pa.table({"image": ["a/1.png", "a/2.png"]}), file)
+    with pytest.raises(DataError, match=re.escape(f"relative to {tmp_path}: move the table")):
+        sslpipe.build_dataset(tmp_path / "set", "parquet", root=file, labels=False)

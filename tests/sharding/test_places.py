@@ -72,9 +72,7 @@ def test_urls_of_a_table_are_downloaded(tmp_path, server, kind):
         words = ["--source", "csv", "--csv", tmp_path / f"in.{kind}"]
     assert run("build", out, *words) == 0
     assert sorted(levels(out)) == list(range(6))
-    names = load_index(out).split("train").names_of(range(6))
-    assert names is None or sorted(names) == urls
-    assert (names is None) == (kind == "parquet")
+    assert sorted(load_index(out).split("train").names_of(range(6))) == urls
 
 
 def test_a_url_without_an_image_is_refused_or_skipped_and_counted(tmp_path, server, capsys):

@@ -173,16 +173,16 @@ class Interrupted(BaseException):
 def test_a_build_stopped_at_any_sample_resumes_to_the_same_bytes(
     built, tmp_path, monkeypatch, sample
 ):
-    out, reads, read_file = tmp_path / "set", itertools.count(), sources.read_file
+    out, reads, read_encoded = tmp_path / "set", itertools.count(), sources.read_encoded
     build = ("build", out, "--root", built.parent / "photos", *BUILD)
 
-    def read(path):
+    def read(file):
         if next(reads) == sample:
             raise Interrupted
-        return read_file(path)
+        return read_encoded(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "read_file", read)
+        patch.setattr(sources, "read_encoded", read)
         with pytest.raises(Interrupted):
             run(*build, "--num-workers", "1")
     assert not (out / "dataset.json").exists()
