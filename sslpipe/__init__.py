@@ -88,8 +88,8 @@ def _homes() -> dict[str, str]:
     """Return the public names, those of satellites too, with the modules that have them."""
     from sslpipe.satellites import gather
 
-    own = {name: f"sslpipe.{module}" for name, module in _HOMES.items()}
-    return gather("names", "NAMES", own)
+    homes = {name: f"sslpipe.{module}" for name, module in _HOMES.items()}
+    return gather("names", "NAMES", homes)
 
 
 def _version() -> str:

@@ -360,8 +360,8 @@ def write_report(
         bank = searched_split(run)
         queries = _features_of(first, split)
         others = None if bank == split else _features_of(first, bank)  # None: among themselves
-        own = index is not None and index.has_sha256(run.data["index_sha256"])
-        if index is not None and own and run.views_png is None:
+        is_of_index = index is not None and index.has_sha256(run.data["index_sha256"])
+        if index is not None and is_of_index and run.views_png is None:
             run = run._replace(views_png=_draw_views(first, index, say))
         page = build_page(run=run, index=index, queries=queries, bank=others, say=stage)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -164,9 +164,9 @@ class _GatherWithGrad(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         longest = max(ctx.counts)
         padded = torch.cat([_pad_rows(part, longest) for part in torch.split(grad, ctx.counts)])
-        own = grad.new_empty((longest, *grad.shape[1:]))
-        _reduce_scatter(own, padded)  # a sum
-        return own[: ctx.counts[current_rank().rank]]
+        mine = grad.new_empty((longest, *grad.shape[1:]))
+        _reduce_scatter(mine, padded)  # a sum
+        return mine[: ctx.counts[current_rank().rank]]
 
 
 def _pad_rows(x: Tensor, rows: int) -> Tensor:
@@ -193,8 +193,8 @@ def global_mean(total: Tensor, count: Tensor) -> Tensor:
     """
     sums, counts = global_sum(torch.stack([total.detach(), count])).unbind()
     scale = 1 / counts.clamp_min(1)
-    own = total * (current_rank().world_size * scale)
-    return own - own.detach() + sums * scale  # the difference is exactly 0
+    local = total * (current_rank().world_size * scale)
+    return local - local.detach() + sums * scale  # the difference is exactly 0
 
 
 def agree(flag: bool) -> bool:

@@ -114,9 +114,9 @@ def disk_error(error: BaseException) -> OSError | None:
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _OF_THE_DISK:
             return cause
-        found = re.search(r"\(os error (\d+)\)", str(cause))  # of safetensors, written in Rust
-        if found and int(found[1]) in _OF_THE_DISK:
-            return OSError(int(found[1]), os.strerror(int(found[1])))
+        match = re.search(r"\(os error (\d+)\)", str(cause))  # of safetensors, written in Rust
+        if match and int(match[1]) in _OF_THE_DISK:
+            return OSError(int(match[1]), os.strerror(int(match[1])))
         cause = cause.__cause__ or cause.__context__
     return None
 
@@ -170,8 +170,8 @@ def remove_abandoned(folder: Path, target: str | None = None) -> None:
     ours = re.compile(rf"{file}\.{_host()}-(\d+)-([\w.]+)\.[0-9a-f]{{16}}\.tmp", re.DOTALL)
     with suppress(OSError):
         for name in os.listdir(folder):
-            found = ours.fullmatch(name) if name.endswith(".tmp") else None
-            if found is not None and process_start(int(found[1])) != found[2]:
+            match = ours.fullmatch(name) if name.endswith(".tmp") else None
+            if match is not None and process_start(int(match[1])) != match[2]:
                 (folder / name).unlink(missing_ok=True)
 
 
@@ -347,8 +347,8 @@ def _cgroup_limits() -> list[tuple[int, int]]:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
-        own = root / group.strip("/")
-        for folder in (own, *own.parents):
+        group_folder = root / group.strip("/")
+        for folder in (group_folder, *group_folder.parents):
             limits += _cgroup_limit(folder, names)
             if folder == root:
                 break

@@ -54,15 +54,15 @@ def _own_precision(backend: Backend) -> str:
 
     torch gives the deciding one, so the wider ones are lifted, the widest first.
     """
-    own = torch._C._get_fp32_precision_getter(backend, "matmul")
-    if own == "none":
-        return own
+    setting = torch._C._get_fp32_precision_getter(backend, "matmul")
+    if setting == "none":
+        return setting
     wider = [("generic", "all"), (backend, "all")]
     before = []
     for place, operation in wider:
         before.append(torch._C._get_fp32_precision_getter(place, operation))
         torch._C._set_fp32_precision_setter(place, operation, "none")
-    own = torch._C._get_fp32_precision_getter(backend, "matmul")
+    setting = torch._C._get_fp32_precision_getter(backend, "matmul")
     for (place, operation), value in zip(wider, before, strict=True):
         torch._C._set_fp32_precision_setter(place, operation, value)
-    return own
+    return setting

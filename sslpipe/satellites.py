@@ -48,12 +48,12 @@ def offered(name: str) -> tuple[ModuleType, ...]:
     """
     import sslpipe
 
-    own = [
+    modules = [
         import_module(f"sslpipe.{folder.name}.{name}")
         for folder in pkgutil.iter_modules(sslpipe.__path__)
         if folder.ispkg and name in _modules_in(folder.name)
     ]
-    return (*own, *_installed(name))
+    return (*modules, *_installed(name))
 
 
 def gather(name: str, table: str, core: Mapping[str, Any]) -> dict[str, Any]:

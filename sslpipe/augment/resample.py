@@ -82,9 +82,9 @@ def crop_together(images: Tensor, crops: Crops) -> Tensor:
 
 def crop_gathered(images: Tensor, crops: Crops) -> Tensor:
     """Do the same on any device, converting to float32 only those that the crops show."""
-    own = images.index_select(0, crops.source)
-    each = torch.arange(len(own), device=own.device)
-    return crop_together(own, crops._replace(source=each))
+    gathered = images.index_select(0, crops.source)
+    each = torch.arange(len(gathered), device=gathered.device)
+    return crop_together(gathered, crops._replace(source=each))
 
 
 def crop_apart(images: Tensor, crops: Crops) -> Tensor:

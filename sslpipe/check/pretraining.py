@@ -186,12 +186,12 @@ def _look_at_pairs(
     if pairing is None or pairing.partners is None:
         return [], None
     partners = pairing.partners
-    found = survey(pairing, steps)
+    counts = survey(pairing, steps)
     text = (
-        f"{found.partners / found.samples:.1%} of the samples have one, about "
-        f"{1 - found.outside / max(1, found.partners):.1%} of these in the window that is read"
+        f"{counts.partners / counts.samples:.1%} of the samples have one, about "
+        f"{1 - counts.outside / max(1, counts.partners):.1%} of these in the window that is read"
     )
-    cost = f"{found.reads_an_epoch(order)} an epoch, unless run.cache holds them"
+    cost = f"{counts.reads_an_epoch(order)} an epoch, unless run.cache holds them"
     rows = [("partners", text), ("reads of other partners", cost)]
     if not partners.same:
         return rows, None

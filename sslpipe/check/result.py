@@ -47,8 +47,8 @@ class Check(NamedTuple):
 def settings_table(recipe: RunRecipe) -> RenderableType:
     """Make the table of a recipe's settings; those at their defaults are one line below it."""
     tree = recipe.model_dump(exclude_none=True)
-    own = recipe.model_dump(exclude_none=True, exclude_defaults=True)
-    changed = {key for key, _ in leaves(own)}
+    given = recipe.model_dump(exclude_none=True, exclude_defaults=True)
+    changed = {key for key, _ in leaves(given)}
     written = {key: _written(value) for key, value in leaves(tree)}
     defaults = (f"{k} {text or '(none)'}" for k, text in written.items() if k not in changed)
     return Group(
@@ -124,22 +124,22 @@ def straddle_warning(index: DatasetIndex, split_name: str) -> str | None:
 
     Only texts and integers are looked at: times and floats name nothing.
     """
-    found = []
+    rows = []
     for name, entry in index.manifest.columns.items():
         if entry.kind not in ("text", "integer") or split_name not in entry.splits:
             continue
         if name == PATH_COLUMN:  # folders of two builds may have files of the same names
             continue
-        own = index.split(split_name).column(name).groups
+        groups = index.split(split_name).column(name).groups
         for other in sorted(set(entry.splits) - {split_name}):
             theirs = index.split(other).column(name).groups
-            shared = int(theirs.shared_with(own).sum())
+            shared = int(theirs.shared_with(groups).sum())
             if shared:
-                found.append(f"{shared:,} of {len(theirs):,} values of {name} in {other}")
-    if not found:
+                rows.append(f"{shared:,} of {len(theirs):,} values of {name} in {other}")
+    if not rows:
         return None
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    more = f" and {len(rows) - MOST_NAMED} more" if len(rows) > MOST_NAMED else ""
     return (
-        f"groups straddle splits: {', '.join(found[:MOST_NAMED])}{more} are in {split_name}, too; "
+        f"groups straddle splits: {', '.join(rows[:MOST_NAMED])}{more} are in {split_name}, too; "
         "where a column names what must not be shared, such as a patient, build with --split-by"
     )

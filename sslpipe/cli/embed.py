@@ -125,15 +125,15 @@ def _choose_view(backbone: "FrozenBackbone", options: dict[str, Any], model: Pat
     """Return the export's view with the options instead of its own settings."""
     from sslpipe.augment.eval_view import EvalView
 
-    own = backbone.view.config()
+    stored = backbone.view.config()
     named = "--crops, --reduce, --resize-px"
-    if options and "views" in own:
+    if options and "views" in stored:
         raise UserError(f"{named}: the parts of {model} have views of their own; leave them out")
     try:
-        view = EvalView.from_config(own | options)
+        view = EvalView.from_config(stored | options)
     except ValueError as error:
         raise UserError(f"{named}: {error}") from error
-    if backbone.whitening is not None and view.config() != own:
+    if backbone.whitening is not None and view.config() != stored:
         raise UserError(
             f"{named}: {model} flattens features of its own view; leave them out, or whiten an "
             "export anew with other views"

@@ -187,8 +187,8 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
 
     summary, helps = documentation(evaluate)
     names = _OPTIONS.get(name, [p.name for p in accepted if p.name != "process"])
-    own = [_option(p, helps.get(p.name)) for p in accepted if p.name in names]
-    set_parameters(run, [*own, *inspect.signature(Files).parameters.values()])
+    options = [_option(p, helps.get(p.name)) for p in accepted if p.name in names]
+    set_parameters(run, [*options, *inspect.signature(Files).parameters.values()])
     example = f"sslpipe evaluate {name} train.safetensors test.safetensors{_EXTRA.get(name, '')}"
     alone = new_app()
     alone.command(name, help=summary, epilog=list_examples([example]))(run)

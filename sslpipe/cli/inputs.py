@@ -108,8 +108,8 @@ def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Pat
     suffixes = SUFFIXES
     if image_type is None or not image_type.is_rgb8:
         suffixes += tuple(end for reader in offered("image_files") for end in reader.SUFFIXES)
-    found = walk(folder, suffixes=suffixes).entries if folder.is_dir() else []
-    paths = [entry.path for entry in found if not entry.reason and is_image(entry.path, suffixes)]
+    entries = walk(folder, suffixes=suffixes).entries if folder.is_dir() else []
+    paths = [entry.path for entry in entries if not entry.reason and is_image(entry.path, suffixes)]
     if not paths:
         raise UserError(f"{folder} holds no image ({', '.join(suffixes)})")
     return paths
@@ -117,8 +117,8 @@ def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Pat
 
 def images_of(places: Iterable[Path], image_type: "ImageType | None" = None) -> list[Path]:
     """Replace folders by the images in them. Raises: UserError."""
-    found = ([path] if not path.is_dir() else find_images(path, image_type) for path in places)
-    return [path for paths in found for path in paths]
+    listed = ([path] if not path.is_dir() else find_images(path, image_type) for path in places)
+    return [path for paths in listed for path in paths]
 
 
 def find_named_images(

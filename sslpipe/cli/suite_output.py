@@ -49,9 +49,9 @@ def print_report(report: dict[str, Any], out: Path) -> None:
 
 def print_suite(report: dict[str, Any]) -> None:
     """Print the suite's tables, and which fit did not converge."""
-    own = own_name(report["facts"], [row["features"] for row in report["rows"]])
+    name = own_name(report["facts"], [row["features"] for row in report["rows"]])
     tables = {"rows", "against"} & report.keys()
-    report = {**report, **{table: with_own_name(report[table], own) for table in tables}}
+    report = {**report, **{table: with_own_name(report[table], name) for table in tables}}
     print_table(suite_table(report))
     for row in report["rows"]:
         if row["column"] is not None and not row["details"].get("converged", True):

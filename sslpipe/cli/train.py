@@ -305,12 +305,12 @@ def runs(
 
     from sslpipe.run.status import list_runs
 
-    found = list_runs(folder)
+    runs = list_runs(folder)
     if as_json:
-        show_json(found)
+        show_json(runs)
         return
     rows = []
-    for each in found:
+    for each in runs:
         step = "-" if each["steps"] is None else f"{each['step']} of {each['steps']}"
         best = "-" if each["best"] is None else f"{each['best_of']} {each['best']:.4g}"
         test = each["measure"] or "-"
@@ -320,7 +320,7 @@ def runs(
         recipe = str(each["recipe"] or "-")
         rows.append((each["run"], recipe, each["state"], step, best, test, size))
     show(text_table(("run", "recipe", "state", "steps", "best", "test", "disk"), rows, left=3))
-    for each in found:
+    for each in runs:
         if each["state"] == "damaged":
             show(one_line(each["detail"]))
         for path, size in each["deletable"].items():

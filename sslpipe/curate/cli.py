@@ -55,11 +55,11 @@ class Embedded:
         from sslpipe.evaluation.embed import load_embeddings
         from sslpipe.evaluation.features import split_of_file
 
-        rows, facts = load_embeddings(self.features)
-        split = split_of_file(self.data, self.features, rows, facts)
+        rows, metadata = load_embeddings(self.features)
+        split = split_of_file(self.data, self.features, rows, metadata)
         if out is not None:
             split.index.check_files(split.name)
-        return split, rows, facts
+        return split, rows, metadata
 
 
 @app.callback()
@@ -116,9 +116,9 @@ def duplicates(
     keep_freed_memory()
     with progress("read", sum(map(len, splits))) as advance:
         samples = scan(splits, num_workers=num_workers, on_bad=report_bad, progress=advance)
-    found = find_duplicates(samples, progress=progress)
-    sheet = results.doubt_sheet(samples, splits, found.doubt)
-    groups = group(found.pairs, len(samples))
+    duplicates = find_duplicates(samples, progress=progress)
+    sheet = results.doubt_sheet(samples, splits, duplicates.doubt)
+    groups = group(duplicates.pairs, len(samples))
     # write
     count = results.write_groups(out / "groups.csv", samples, groups)
     if sheet is None:
@@ -127,8 +127,8 @@ def duplicates(
         with replacing(out / "doubt.png") as temporary:
             sheet.save(temporary, "PNG")
     if column:
-        own = results.by_split(samples, groups)
-        results.write_column(index.folder, results.COLUMN, own, alone=True)
+        by_split = results.by_split(samples, groups)
+        results.write_column(index.folder, results.COLUMN, by_split, alone=True)
         before = index.manifest.columns.get(results.COLUMN)
         if before not in (None, open_data(data).manifest.columns[results.COLUMN]):
             say_once(
@@ -183,14 +183,16 @@ def neighbours(
     write_column(index.folder, NEIGHBOUR_COLUMN, {split.name: (rows.ids.numpy(), groups.group)})
     where = f"{NEIGHBOUR_COLUMN} of split {split.name} in {index.folder}"
     show(f"{where}: {paired:,} of {len(split):,} samples in {len(groups.sizes()):,} groups")
-    found = estimate_precision(groups.group, rows.labels.numpy())
-    if found is None:
+    precision = estimate_precision(groups.group, rows.labels.numpy())
+    if precision is None:
         show("no labels to estimate its precision by: look at some groups before training")
     else:
-        share, low, high = (100 * x for x in (found.right / found.pairs, *found.interval95))
+        share, low, high = (
+            100 * x for x in (precision.right / precision.pairs, *precision.interval95)
+        )
         show(
-            f"precision {share:.1f} % ({low:.1f} to {high:.1f}) of {found.pairs:,} pairs whose "
-            f"images are both labelled; {100 * found.chance:.1f} % of pairs drawn by chance"
+            f"precision {share:.1f} % ({low:.1f} to {high:.1f}) of {precision.pairs:,} pairs whose "
+            f"images are both labelled; {100 * precision.chance:.1f} % of pairs drawn by chance"
         )
     after_a_look(embedded.data, f"pairs.positive={NEIGHBOUR_COLUMN}")
 
@@ -218,7 +220,7 @@ def outliers(
     outliers.html, the images by reason. Nothing is removed: an outlier may be your most valuable
     image.
     """
-    split, rows, facts = embedded.open(out)
+    split, rows, metadata = embedded.open(out)
 
     from sslpipe.curate.outliers import Outlier, bad_pictures, far_from_all
     from sslpipe.curate.pages import outlier_page
@@ -228,7 +230,7 @@ def outliers(
     with working("compare"):
         far = far_from_all(rows, neighbours=k, z=z)
     if tiny_px is None:
-        view = facts.get("view")
+        view = metadata.get("view")
         if not isinstance(view, dict) or not isinstance(view.get("resize_px"), int):
             raise DataError(
                 f"{embedded.features} does not say what its view resizes to; give --tiny-px"
@@ -237,15 +239,15 @@ def outliers(
     with progress("read", len(split)) as advance:
         bad = bad_pictures(split, tiny_px=tiny_px, num_workers=num_workers, progress=advance)
     keys = keys_of(split, [one.id for one in far])
-    found = [*(one._replace(key=keys[one.id]) for one in far), *bad]
+    outliers = [*(one._replace(key=keys[one.id]) for one in far), *bad]
     table = []
-    for one in found:  # six digits; nothing for None
+    for one in outliers:  # six digits; nothing for None
         numbers = {"value": one.value, "limit": one.limit}
         short = {k: None if isnan(v) else float(f"{v:.6g}") for k, v in numbers.items()}
         table.append({"split": split.name, **one._asdict(), **short})
     write_table(out / "outliers.csv", table, ("split", *Outlier._fields))
-    write_atomically(out / "outliers.html", outlier_page(split, found))
-    counts = Counter(one.reason for one in found)
+    write_atomically(out / "outliers.html", outlier_page(split, outliers))
+    counts = Counter(one.reason for one in outliers)
     said = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
     show(f"{out}: of {len(split)} samples of {split.name}: {said}")
     words = ["--count", min(50, len(rows.ids)), "--out", out.with_name("clusters")]
@@ -273,18 +275,18 @@ def clusters(
     from sslpipe.curate.tables import write_table
 
     with working("clusters"):
-        found = cluster(rows, count, tries=TRIES)
+        clusters = cluster(rows, count, tries=TRIES)
     ids = rows.ids.tolist()
-    distances = found.distances.round(6).tolist()
+    distances = clusters.distances.round(6).tolist()
     table = [
-        {"split": split.name, "id": i, "cluster": k, "samples": found.sizes[k], "distance": d}
-        for i, k, d in zip(ids, found.of_row.tolist(), distances, strict=True)
+        {"split": split.name, "id": i, "cluster": k, "samples": clusters.sizes[k], "distance": d}
+        for i, k, d in zip(ids, clusters.of_row.tolist(), distances, strict=True)
     ]
     write_table(out / "clusters.csv", table, ("split", "id", "cluster", "samples", "distance"))
-    write_atomically(out / "clusters.html", cluster_page(split, rows, found))
+    write_atomically(out / "clusters.html", cluster_page(split, rows, clusters))
     show(
         f"{out}: {count} clusters of {len(rows.ids)} samples of {split.name}, of "
-        f"{found.sizes[-1]} to {found.sizes[0]} samples"
+        f"{clusters.sizes[-1]} to {clusters.sizes[0]} samples"
     )
     without = int((rows.labels < 0).sum())
     few = ["--count", min(100, without or len(rows.ids)), "--out", out.with_name("chosen")]

@@ -60,11 +60,11 @@ def cluster(rows: Embeddings, count: int, *, seed: int = 0, tries: int = 1) -> C
         fitted = KMeans(count, n_init=tries, random_state=seed, max_iter=100).fit(units)
     labels = fitted.labels_.astype(np.int64)
     centres = fitted.cluster_centers_
-    found = np.unique(labels)
-    if len(found) < count:
+    distinct = np.unique(labels)
+    if len(distinct) < count:
         raise DataError(
-            f"{count} clusters were asked for, and the features hold {len(found)} distinct rows; "
-            "ask for fewer"
+            f"{count} clusters were asked for, and the features hold {len(distinct)} distinct "
+            "rows; ask for fewer"
         )
     # the largest first, of equal ones the one with the lowest id
     sizes = np.bincount(labels)
@@ -78,9 +78,9 @@ def cluster(rows: Embeddings, count: int, *, seed: int = 0, tries: int = 1) -> C
     central = near[np.concatenate([[0], np.cumsum(sizes)[:-1]])]
     # back to the order of the rows
     of_row = np.empty_like(labels)
-    own = np.empty_like(distances)
-    of_row[order], own[order] = labels, distances
-    return Clusters(of_row, sizes, order[central], own)
+    distance_of_row = np.empty_like(distances)
+    of_row[order], distance_of_row[order] = labels, distances
+    return Clusters(of_row, sizes, order[central], distance_of_row)
 
 
 class Choice(NamedTuple):
@@ -130,13 +130,13 @@ def by_coverage(
             f"{count} samples to label were asked for, and {left} of {len(known)} have no label; "
             "ask for fewer"
         )
-    found = cluster(rows, count + int(known.sum()), seed=seed)
-    covered = np.zeros(len(found.sizes), bool)
-    covered[found.of_row[known]] = True
+    clusters = cluster(rows, count + int(known.sum()), seed=seed)
+    covered = np.zeros(len(clusters.sizes), bool)
+    covered[clusters.of_row[known]] = True
     chosen = []
     for number in np.flatnonzero(~covered)[:count].tolist():
-        row = _most_typical(rows, found.members(number))
-        size = int(found.sizes[number])
+        row = _most_typical(rows, clusters.members(number))
+        size = int(clusters.sizes[number])
         chosen.append(Choice(row, f"typical of {size} samples", float(size)))
     return chosen
 
@@ -147,6 +147,6 @@ def _most_typical(rows: Embeddings, members: NDArray[np.int64]) -> int:
     neighbours = min(TYPICAL_NEIGHBOURS, len(members) - 1)
     if not neighbours:
         return int(members[0])
-    own = rows.rows(torch.from_numpy(members).to(rows.ids.device))
-    near = nearest(own.features, own.features, neighbours, hidden=(own.ids, own.ids))
+    inside = rows.rows(torch.from_numpy(members).to(rows.ids.device))
+    near = nearest(inside.features, inside.features, neighbours, hidden=(inside.ids, inside.ids))
     return int(members[int(near.similarities.double().mean(dim=1).argmax())])

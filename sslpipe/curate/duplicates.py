@@ -111,18 +111,18 @@ def candidates(
         parts.append(whole_and_crops(luma, SEARCH_PX)[:, SEARCHED, 0])
     views = torch.cat(parts)  # (n, 6, px, px)
     views = torch.cat([views, views.flip(3)], 1)  # and their mirror images
-    own = torch.arange(len(rows))
+    numbers = torch.arange(len(rows))
     k = min(NEIGHBOURS, len(rows) - 1)
     wholes = _search_rows(views[:, 0])
-    found = []
+    lists = []
     for number in range(views.shape[1]):
         asked = _search_rows(views[:, number])
-        found.append(nearest(wholes, asked, k, units=True, hidden=(own, own)))
+        lists.append(nearest(wholes, asked, k, units=True, hidden=(numbers, numbers)))
         if advance is not None:
             done = len(rows) * (number + 1) // views.shape[1]
             advance(done - len(rows) * number // views.shape[1])
-    similarities = torch.cat([each.similarities for each in found], 1).numpy()
-    neighbours = torch.cat([each.indices for each in found], 1).numpy()
+    similarities = torch.cat([each.similarities for each in lists], 1).numpy()
+    neighbours = torch.cat([each.indices for each in lists], 1).numpy()
     order = np.argsort(-similarities, axis=1, kind="stable")
     pairs = set()
     for row in range(len(rows)):
@@ -142,15 +142,15 @@ def compare(
     squared difference / (the window's variance + 15 % of the picture's). Two drawings that differ
     in a mouth or a digit differ completely in one window.
     """
-    found = [np.zeros(0, np.float32)]
+    scores = [np.zeros(0, np.float32)]
     for start in range(0, len(pairs), PART_PAIRS):
         part = pairs[start : start + PART_PAIRS]
         one, other = (pictures(samples.thumbs[side]) for side in part.T)
         score = torch.maximum(_score(one, other), _score(other, one)).numpy()
-        found.append(np.where(_same_shape(samples.sizes[part]), score, 0).astype(np.float32))
+        scores.append(np.where(_same_shape(samples.sizes[part]), score, 0).astype(np.float32))
         if advance is not None:
             advance(len(part))
-    return np.concatenate(found)
+    return np.concatenate(scores)
 
 
 def _score(cropped: Tensor, target: Tensor) -> Tensor:
@@ -171,9 +171,9 @@ def _worst_window(shown: Tensor, wanted: Tensor) -> Tensor:
     error = _window_means((shown - wanted).square().sum(1, keepdim=True))
     centred = wanted - wanted.mean((2, 3), keepdim=True)
     variance = centred.square().sum(1).mean((1, 2))[:, None, None, None]
-    own = _window_means(centred.square().sum(1, keepdim=True))
-    own = own - _window_means(centred).square().sum(1, keepdim=True)
-    worst = (error / (own + NOISE * variance + 1)).amax((1, 2, 3))
+    variances = _window_means(centred.square().sum(1, keepdim=True))
+    variances = variances - _window_means(centred).square().sum(1, keepdim=True)
+    worst = (error / (variances + NOISE * variance + 1)).amax((1, 2, 3))
     return torch.where(variance.flatten() >= FAINT**2, 1 - worst, 0).clamp_min(0)
 
 

@@ -133,9 +133,9 @@ def mutual_groups(rows: Embeddings, k: int = 1) -> Groups:
         Qin et al. 2011, "Hello neighbor": k-reciprocal nearest neighbours.
     """
     count = len(rows.ids)
-    found = nearest(rows.features, rows.features, k, hidden=(rows.ids, rows.ids))
+    neighbours = nearest(rows.features, rows.features, k, hidden=(rows.ids, rows.ids))
     first = np.repeat(np.arange(count), k)
-    second, score = (part.cpu().numpy().ravel() for part in found)
+    second, score = (part.cpu().numpy().ravel() for part in neighbours)
     mutual = np.isin(first * count + second, second * count + first) & (first < second)
     first = first[mutual]
     second = second[mutual]

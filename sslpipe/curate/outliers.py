@@ -131,18 +131,18 @@ def bad_pictures(
             raise raw.image
         pixels = decode_picture(raw.image, CANVAS_PX, split.stored_type)  # (h, w, 3)
         width, height = header_size(raw.image)  # before any rotation: no measure tells them apart
-        found = measure(pixels, height, width)
+        measures = measure(pixels, height, width)
         return [
             Outlier(
                 id=sample_id,
                 key=raw.key,
                 reason=reason,
-                value=found[reason],
+                value=measures[reason],
                 limit=limit,
                 detail=says,
             )
             for reason, limit, says in listed
-            if found[reason] < limit
+            if measures[reason] < limit
         ]
 
     for part in each_part(split, look, list, num_workers=num_workers, on_bad=bad.append):
@@ -152,17 +152,17 @@ def bad_pictures(
     order = [reason for reason, *_ in listed]
     doubted.sort(key=lambda one: (order.index(one.reason), -abs(one.value - one.limit), one.id))
     nan = float("nan")
-    found = [
+    outliers = [
         *(
             Outlier(id=b.id, key=b.key, reason=UNREADABLE, value=nan, limit=nan, detail=b.reason)
             for b in sorted(bad)
         ),
         *doubted,
     ]
-    names = split.names_of([one.id for one in found])
+    names = split.names_of([one.id for one in outliers])
     if names is None:
-        return found
-    return [one._replace(key=name) for one, name in zip(found, names, strict=True)]
+        return outliers
+    return [one._replace(key=name) for one, name in zip(outliers, names, strict=True)]
 
 
 def checks(tiny_px: float) -> list[tuple[str, float, str]]:

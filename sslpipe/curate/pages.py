@@ -60,13 +60,13 @@ def cluster_page(split: Split, rows: Embeddings, clusters: Clusters, seed: int =
     # of each cluster: its most frequent classes, the central row, then others at random
     table = []
     for k in range(min(SHOWN_CLUSTERS, count)):
-        own = clusters.members(k)
-        classes = Counter(labels[own][labels[own] >= 0].tolist())
+        inside = clusters.members(k)
+        classes = Counter(labels[inside][labels[inside] >= 0].tolist())
         most = [
             (split.class_name(at), 100 * held / classes.total())
             for at, held in sorted(classes.items(), key=lambda each: (-each[1], each[0]))[:2]
         ]
-        others = own[permutation(len(own), (seed, k))][:MEMBERS]
+        others = inside[permutation(len(inside), (seed, k))][:MEMBERS]
         members = [clusters.central[k], *others[others != clusters.central[k]]][:MEMBERS]
         table.append((int(clusters.sizes[k]), most, ids[members].tolist()))
     pictures = thumbnails(split, [one for *_, members in table for one in members])

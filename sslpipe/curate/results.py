@@ -52,10 +52,10 @@ def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
     shared = (groups.group >= 0) & np.isin(groups.group, groups.group[train])
     sentences = []
     for number, name in enumerate(samples.splits):
-        own = samples.split == number
+        is_inside = samples.split == number
         if name != "train":
-            count = int((shared & own).sum())
-            total = int(own.sum())
+            count = int((shared & is_inside).sum())
+            total = int(is_inside.sum())
             share = f" ({100 * count / total:.2g} %)" if count else ""
             images = f"{count:,} of {total:,}" if count else f"None of {total:,}"
             sentences.append(f"{images} {name} images are also in train{share}")
@@ -78,9 +78,9 @@ def doubt_sheet(samples: Samples, splits: Sequence[Split], doubt: Doubt) -> Imag
     rows = np.unique(doubt.pairs[chosen])
     pictures: dict[int, Image.Image] = {}
     for number, split in enumerate(splits):
-        own = rows[samples.split[rows] == number]
-        images = decoded(split, samples.ids[own])
-        for row in own.tolist():
+        of_split = rows[samples.split[rows] == number]
+        images = decoded(split, samples.ids[of_split])
+        for row in of_split.tolist():
             picture = Image.fromarray(images[int(samples.ids[row])])
             scale = CELL_PX / max(picture.size)
             width, height = (max(1, round(side * scale)) for side in picture.size)
@@ -145,6 +145,6 @@ def write_column(
 
 def by_split(samples: Samples, groups: Groups) -> dict[str, tuple[Integers, Integers]]:
     """Return ids and groups of each split, for `write_column`."""
-    own = [samples.split == number for number in range(len(samples.splits))]
-    rows = zip(samples.splits, own, strict=True)
+    masks = [samples.split == number for number in range(len(samples.splits))]
+    rows = zip(samples.splits, masks, strict=True)
     return {name: (samples.ids[here], groups.group[here]) for name, here in rows}

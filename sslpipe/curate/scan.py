@@ -87,16 +87,16 @@ def scan(
     for number, split in enumerate(splits):
         look = partial(_look, split.stored_type)
         some = None if ids is None else ids[number]
-        own: list[_Seen] = []
+        of_split: list[_Seen] = []
         for part in each_part(split, look, list, ids=some, num_workers=num_workers, on_bad=on_bad):
-            own += [seen for seen in part if seen is not None]
+            of_split += [seen for seen in part if seen is not None]
             if progress is not None:
                 progress(len(part))
-        names = split.names_of([seen.id for seen in own])
+        names = split.names_of([seen.id for seen in of_split])
         if names is not None:
-            own = [seen._replace(key=name) for seen, name in zip(own, names, strict=True)]
-        rows += own
-        counts.append(len(own))
+            of_split = [seen._replace(key=name) for seen, name in zip(of_split, names, strict=True)]
+        rows += of_split
+        counts.append(len(of_split))
     return _collected([split.name for split in splits], counts, rows)
 
 
@@ -163,9 +163,11 @@ def each_part(
     parts = []
     for shard in np.unique(shards).tolist():
         entry = split.shards[shard]
-        own = rows[shards == shard]
+        of_shard = rows[shards == shard]
         size = max(1, min(PART_SAMPLES, PART_BYTES * entry.samples // entry.bytes))
-        parts += [(shard, own[first : first + size]) for first in range(0, len(own), size)]
+        parts += [
+            (shard, of_shard[first : first + size]) for first in range(0, len(of_shard), size)
+        ]
 
     def look_at(shard: int, rows: NDArray[np.int64]) -> U:
         first = int(split.starts[shard])

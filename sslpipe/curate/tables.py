@@ -65,7 +65,7 @@ def labelled_ids(path: Path, split: str, samples: int) -> set[int]:
     Raises:
         DataError: As `read_table`, an id is not one of the split's samples, or none has a label.
     """
-    found = set[int]()
+    labelled = set[int]()
     for number, row in enumerate(read_table(path, ("split", "id", "label")), 2):  # 1: the names
         if row["split"] != split or not (row["label"] or "").strip():
             continue
@@ -76,7 +76,7 @@ def labelled_ids(path: Path, split: str, samples: int) -> set[int]:
         if not (0 <= value < samples and value.is_integer()):
             known = f"id {row['id']!r} is no sample; ids end at {samples - 1}"
             raise DataError(f"{path}, row {number}: {known}")
-        found.add(int(value))
-    if not found:
+        labelled.add(int(value))
+    if not labelled:
         raise DataError(f"{path}: its column label is empty for split {split!r}; fill it in first")
-    return found
+    return labelled

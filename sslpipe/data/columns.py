@@ -91,10 +91,10 @@ def digest(cells: "pa.ChunkedArray") -> str:
         parts = [np.array(list(map(len, texts)), "<i8").tobytes(), *texts]
     else:
         parts = [numbers(present).tobytes()]
-    found = hashlib.sha256(cells.is_null().to_numpy().tobytes())
+    digest = hashlib.sha256(cells.is_null().to_numpy().tobytes())
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def numbers(cells: "pa.ChunkedArray") -> NDArray[Any]:
@@ -193,13 +193,13 @@ class Column:
 
     def values_of(self, ids: ArrayLike) -> NDArray[Any]:
         """Look up values as numbers. (n,) ids -> (n,)."""
-        found: NDArray[Any] = self.values[np.asarray(ids, np.int64)]
-        return found
+        values: NDArray[Any] = self.values[np.asarray(ids, np.int64)]
+        return values
 
     def missing(self, ids: ArrayLike) -> NDArray[np.bool_]:
         """Return which samples have no value. (n,) -> (n,)."""
-        found: NDArray[np.bool_] = self._is_missing[np.asarray(ids, np.int64)]
-        return found
+        is_missing: NDArray[np.bool_] = self._is_missing[np.asarray(ids, np.int64)]
+        return is_missing
 
     def show(self, ids: ArrayLike) -> list[str | None]:
         """Write values for people: strings as they are, times in ISO 8601; None where missing."""

@@ -98,10 +98,10 @@ def survey(pairing: Pairing, steps: Sequence[int]) -> Survey:
         epoch, ids = pairing.order.ids(step, streams)
         drawn = pairing.partners.of_samples(epoch, ids)
         has = drawn != ids
-        own = pairing.split.locate(ids[has])[0]
+        shards = pairing.split.locate(ids[has])[0]
         theirs = pairing.split.locate(drawn[has])[0]
         apart = np.minimum(1, np.abs(ids[has] - drawn[has]) / pairing.order.window)
-        apart[own != theirs] = 1
+        apart[shards != theirs] = 1
         samples += len(ids)
         partners += int(has.sum())
         outside += float(apart.sum())
@@ -117,17 +117,17 @@ def pairing_warnings(pairing: Pairing, cache: str) -> list[str]:
     warnings = _mask_warnings(pairing, some)
     if pairing.partners is None:
         return warnings
-    found = survey(pairing, some)
-    lonely = found.samples - found.partners
-    if lonely > 0.5 * found.samples:
+    counts = survey(pairing, some)
+    lonely = counts.samples - counts.partners
+    if lonely > 0.5 * counts.samples:
         warnings.append(
-            f"[pairs]: {lonely / found.samples:.0%} of the samples looked at have no partner; "
+            f"[pairs]: {lonely / counts.samples:.0%} of the samples looked at have no partner; "
             "both of their views show themselves"
         )
-    if cache == "none" and found.outside > 0.05 * found.partners:
+    if cache == "none" and counts.outside > 0.05 * counts.partners:
         warnings.append(
-            f"[pairs]: {found.outside / found.partners:.0%} of the partners are outside of the "
-            f"window that is read, and cost {found.reads_an_epoch(pairing.order)} an epoch; build "
+            f"[pairs]: {counts.outside / counts.partners:.0%} of the partners are outside of the "
+            f"window that is read, and cost {counts.reads_an_epoch(pairing.order)} an epoch; build "
             "the shards with --group-by, or set run.cache = 'memory' or 'device'"
         )
     return warnings

@@ -133,8 +133,8 @@ class Partners:
         # few fit, or none: list them
         for row in rows.tolist():
             sample = ids[row : row + 1]
-            own = tuple(value.item() for value in self._values_that_differ(sample))
-            fitting = self._fitting(int(self._begin[sample[0]]), int(self._size[sample[0]]), own)
+            values = tuple(value.item() for value in self._values_that_differ(sample))
+            fitting = self._fitting(int(self._begin[sample[0]]), int(self._size[sample[0]]), values)
             fitting = fitting[fitting != sample]
             if len(fitting):
                 word = int(hash_integers((self.order.seed, epoch, sample[0], _LISTED)))
@@ -205,16 +205,16 @@ class Pairing:
 
     def describe(self, step: int, streams: range, batch: Batch, shown: Integers | None) -> Batch:
         """Return the batch with its `pairs`; `shown` (B,): the samples of second views, or None."""
-        own = batch.source_ids.numpy()
+        sample_ids = batch.source_ids.numpy()
         count = len(batch.ids)
         image = np.arange(count)
         lonely = np.zeros(count, bool)
         if shown is not None and (partners := self.partners_of_step(step, streams)) is not None:
             lonely = partners == batch.ids.numpy()
-        shown = own if shown is None else shown
-        differs = own != shown
+        shown = sample_ids if shown is None else shown
+        differs = sample_ids != shown
         image[differs] = count + np.arange(differs.sum())
-        ids = np.stack([own, shown], axis=1)  # (B, 2)
+        ids = np.stack([sample_ids, shown], axis=1)  # (B, 2)
         groups = np.empty((count, 2, len(self.masks)), np.int64)
         for number, columns in enumerate(self.masks):
             groups[:, :, number] = joint_codes(columns, ids.ravel()).reshape(-1, 2)

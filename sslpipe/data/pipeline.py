@@ -81,9 +81,9 @@ class Batch(NamedTuple):
 
     def view_images(self, views: int) -> Tensor:
         """Which of the images each of the first, then the second views shows: (views * B,)."""
-        own = torch.arange(len(self.ids))
-        second = own if self.pairs is None else self.pairs.image
-        return torch.cat([own, second][:views])
+        first = torch.arange(len(self.ids))
+        second = first if self.pairs is None else self.pairs.image
+        return torch.cat([first, second][:views])
 
     def to(self, device: torch.device) -> "Batch":
         """Move images and plan; on CUDA the host waits for no copy. All else stays on the host."""

@@ -198,10 +198,10 @@ def keys_of(split: Split, ids: ArrayLike) -> dict[int, str]:
     shards, rows = split.locate(np.unique(np.asarray(ids, np.int64)))
     keys: dict[int, str] = {}
     for shard in np.unique(shards).tolist():
-        own = rows[shards == shard]
+        of_shard = rows[shards == shard]
         first = int(split.starts[shard])
-        for place in range(0, len(own), KEYS_AT_ONCE):
-            some = own[place : place + KEYS_AT_ONCE]
+        for place in range(0, len(of_shard), KEYS_AT_ONCE):
+            some = of_shard[place : place + KEYS_AT_ONCE]
             samples = zip(some.tolist(), reader.rows(shard, some), strict=True)
             keys |= {first + row: raw.key for row, raw in samples}
     return keys

@@ -45,21 +45,21 @@ class Advice(NamedTuple):
 
 def advise(evaluation: Mapping[str, Any]) -> Advice:
     """Compare the features with the best alternative that was measured; advise what to do."""
-    found = best_alternative(evaluation)
-    if found is None:
+    best = best_alternative(evaluation)
+    if best is None:
         return Advice(_alone(evaluation), _sentence(_next_alone(evaluation)))
-    low, high = (100 * end for end in found.interval95)
+    low, high = (100 * end for end in best.interval95)
     relation = {
         "better": "Better than",
         "worse": "Worse than",
         "no clear difference": "No clear difference from",
-    }[found.answer]
-    start = ", which it started from" if found.is_start else ""
+    }[best.answer]
+    start = ", which it started from" if best.is_start else ""
     answer = (
-        f"{relation} {found.name}{start}: {100 * found.difference:+.1f} points of {found.measure} "
-        f"(95 % interval {low:+.1f} to {high:+.1f}{found.because})."
+        f"{relation} {best.name}{start}: {100 * best.difference:+.1f} points of {best.measure} "
+        f"(95 % interval {low:+.1f} to {high:+.1f}{best.because})."
     )
-    return Advice(answer, _sentence(_next(evaluation, found)))
+    return Advice(answer, _sentence(_next(evaluation, best)))
 
 
 def _sentence(text: str) -> str:
@@ -93,8 +93,8 @@ def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
     same = [c for c in compared if (c["column"], c["whitened"]) == (KNN, False)] or compared[:1]
     best = max(same, key=lambda each: each["baseline_value"])
     names = ("features", "baseline")
-    own = [each for each in compared if all(each[name] == best[name] for name in names)]
-    clear = best in clear_comparisons(own)
+    alike = [each for each in compared if all(each[name] == best[name] for name in names)]
+    clear = best in clear_comparisons(alike)
     by_chance = "" if clear or not excludes_zero(best["interval95"]) else NOT_CLEAR
     answer = "better" if best["difference"] > 0 else "worse"
     form = ", flattened" if best["whitened"] else ""
@@ -109,7 +109,7 @@ def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
         interval95=tuple(best["interval95"]),
         unit="images",
         tested=next(row["queries"] for row in rows if row["column"] == best["column"]),
-        because=by_chance.format(len(own)),
+        because=by_chance.format(len(alike)),
     )
 
 
@@ -119,9 +119,9 @@ def _named(measure: str) -> str:
 
 def _alone(evaluation: Mapping[str, Any]) -> str:
     """Return the first number of the model's own, which nothing stands beside."""
-    own = [row for row in evaluation["rows"] if row["features"] not in BASELINES]
+    rows = [row for row in evaluation["rows"] if row["features"] not in BASELINES]
     for measure in (KNN, RECALL):
-        for row in own:
+        for row in rows:
             if row["column"] == measure and not row["whitened"]:
                 low, high = (100 * end for end in row["interval95"])
                 return (

@@ -47,23 +47,23 @@ def clusters(bank: Embeddings, queries: Embeddings, *, seed: int = 0) -> list[Re
     count = len(np.unique(labels))
     if count < 2:
         raise DataError("all queries have one label; give a split with two classes or more")
-    found = []
+    fits = []
     threads = import_module("threadpoolctl")  # scikit-learn brings it; it has no types
     with threads.threadpool_limits(limits=1), warnings.catch_warnings():  # one thread: equal sums
         warnings.simplefilter("ignore", ConvergenceWarning)  # too few distinct rows: reported below
         for start in range(STARTS):
             k_means = KMeans(count, n_init=1, random_state=seed + start, max_iter=100)
-            found.append(k_means.fit_predict(units))
-    if len(np.unique(found[0])) < count:
+            fits.append(k_means.fit_predict(units))
+    if len(np.unique(fits[0])) < count:
         raise DataError(
             f"{count} clusters, one a label, need as many distinct rows, and there are "
-            f"{len(np.unique(found[0]))}; embed with a model that tells images apart"
+            f"{len(np.unique(fits[0]))}; embed with a model that tells images apart"
         )
     protocol = f"clusters k-means k={count} starts={STARTS} seed={seed}"
     scores = {"nmi": normalized_mutual_info_score, "ami": adjusted_mutual_info_score}
     results = []
     for metric, score in scores.items():
-        values = [float(score(labels, one)) for one in found]
+        values = [float(score(labels, one)) for one in fits]
         value = float(np.mean(values))
         half = 1.96 * float(np.std(values, ddof=1)) / STARTS**0.5
         ends = (value - half, value + half)

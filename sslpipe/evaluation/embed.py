@@ -264,9 +264,9 @@ def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
     Raises:
         DataError: The file holds no features, is damaged or empty, or features are not finite.
     """
-    rows, facts = read_embeddings(Path(path))
+    rows, metadata = read_embeddings(Path(path))
     check_embeddings(rows, str(path), labelled=False)
-    return rows, facts
+    return rows, metadata
 
 
 def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
@@ -303,10 +303,10 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
     try:
         parse_json(text, Source)
-        facts = parse_object(text)
+        metadata = parse_object(text)
     except ValueError as error:
         raise DataError(f"{path}: its metadata are damaged ({error}); embed again") from None
-    return rows, facts
+    return rows, metadata
 
 
 CHECKSUM = "sha256"  # of the file's content, 32 bytes beside the columns
@@ -367,9 +367,9 @@ def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
         )
     if features.ndim != 2 or not features.dtype.is_floating_point:
         dtype = str(features.dtype).removeprefix("torch.")
-        found = f"{dtype} {tuple(features.shape)}"
+        shape = f"{dtype} {tuple(features.shape)}"
         raise DataError(
-            f"{path}: features are {found}, not floats (rows, features); convert them, as in "
+            f"{path}: features are {shape}, not floats (rows, features); convert them, as in "
             "features.astype('float32')"
         )
     integers = {
@@ -380,8 +380,8 @@ def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
         given = tensors[name]
         if given.shape != features.shape[:1] or given.dtype.is_floating_point:
             dtype = str(given.dtype).removeprefix("torch.")
-            found = f"{dtype} {tuple(given.shape)}"
-            raise DataError(f"{path}: {name} are {found}, not integers ({len(features)},)")
+            shape = f"{dtype} {tuple(given.shape)}"
+            raise DataError(f"{path}: {name} are {shape}, not integers ({len(features)},)")
         integers[name] = given.to(torch.int64)
     return Embeddings(features.float(), integers["labels"], integers["ids"])
 
@@ -424,12 +424,12 @@ def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> N
     """Check shapes, types, that features are finite and, if `labelled`, that labels are there."""
     features, labels, ids = rows
     if features.dtype != torch.float32 or features.ndim != 2 or features.shape[1] == 0:
-        found = f"features are {features.dtype} {tuple(features.shape)}"
-        raise DataError(f"{name}: {found}, not float32 (N, F)")
+        described = f"features are {features.dtype} {tuple(features.shape)}"
+        raise DataError(f"{name}: {described}, not float32 (N, F)")
     for key, tensor in (("labels", labels), ("ids", ids)):
         if tensor.dtype != torch.int64 or tensor.shape != features.shape[:1]:
-            found = f"{key} are {tensor.dtype} {tuple(tensor.shape)}"
-            raise DataError(f"{name}: {found}, not int64 ({len(features)},)")
+            described = f"{key} are {tensor.dtype} {tuple(tensor.shape)}"
+            raise DataError(f"{name}: {described}, not int64 ({len(features)},)")
     if len(features) == 0:
         raise DataError(f"{name}: has no rows")
     check_finite_rows(features, f"{name}: features")

@@ -208,9 +208,9 @@ def saved_embeddings(
     """
     if not file.is_file():
         return None
-    rows, facts = load_embeddings(file)
-    left_out = facts.pop("left_out", None)
-    if facts != parse_object(json_text(identity)):
+    rows, metadata = load_embeddings(file)
+    left_out = metadata.pop("left_out", None)
+    if metadata != parse_object(json_text(identity)):
         return None
     if whole and (
         left_out != []

@@ -106,5 +106,5 @@ def by_class(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sort row numbers by their labels, in each class as they come; with each one's place there."""
     members = rows[np.argsort(labels[rows], kind="stable")]
-    own = labels[members]
-    return members, np.arange(len(members)) - np.searchsorted(own, own)
+    sorted_labels = labels[members]
+    return members, np.arange(len(members)) - np.searchsorted(sorted_labels, sorted_labels)

@@ -110,15 +110,15 @@ def score_forms(
     rows: Embeddings, half: Tensor, others: Tensor, floor: float | None, dims: int | None
 ) -> Iterator[tuple[float | None, dict[str, Any]]]:
     """Score some rows as they are, then flattened by the spectrum of the others to each power."""
-    own = rows.rows(half)
-    yield None, _scores(own)
+    scored = rows.rows(half)
+    yield None, _scores(scored)
     fitted = fit_powers(rows, POWERS, floor, dims, some=others)
     for power in POWERS:  # each is freed before the next spectrum is fitted
-        yield power, _scores(fitted.pop(0)(own))
+        yield power, _scores(fitted.pop(0)(scored))
 
 
 def _scores(rows: Embeddings) -> dict[str, Any]:
     """Score each row as a query for all others: metric, and "class" -> (Q,)."""
-    found = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True)
-    values = {m: found.values[:, found.names.index(name)] for m, name in METRICS.items()}
-    return {**values, "class": found.labels}
+    scores = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True)
+    values = {m: scores.values[:, scores.names.index(name)] for m, name in METRICS.items()}
+    return {**values, "class": scores.labels}

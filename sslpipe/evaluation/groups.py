@@ -77,6 +77,6 @@ def hidden_ids(
     for side, (rows, codes) in enumerate(((bank, same.bank), (queries, same.queries))):
         numbers = torch.from_numpy(codes).to(rows.ids.device)
         # without a value: nothing is excluded (two numbers), or the row itself (its id's number)
-        own = -2 - rows.ids if same_id else torch.full_like(numbers, -1 - side)
-        sides.append(torch.where(numbers < 0, own, numbers))
+        unlike = -2 - rows.ids if same_id else torch.full_like(numbers, -1 - side)
+        sides.append(torch.where(numbers < 0, unlike, numbers))
     return sides[0], sides[1]

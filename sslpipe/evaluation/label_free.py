@@ -113,8 +113,8 @@ def view_recall(views: Tensor) -> float:
     """
     a, b = _unit(views)
     cosines = a @ b.T  # (N, N)
-    own = torch.arange(len(a), device=a.device)
-    hits = [(table.argmax(dim=1) == own).double().mean() for table in (cosines, cosines.T)]
+    places = torch.arange(len(a), device=a.device)
+    hits = [(table.argmax(dim=1) == places).double().mean() for table in (cosines, cosines.T)]
     return float((hits[0] + hits[1]) / 2)
 
 

@@ -155,7 +155,7 @@ def _minimise(
     shape = start.shape
     points = start.flatten(1).clone()  # (g, P) of those that are not done, as all that follows
     active = torch.arange(len(points), device=points.device)
-    found = points.clone()
+    solutions = points.clone()
     reached = [False] * len(points)
 
     def at(v: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +169,7 @@ def _minimise(
         far = ~(gradients.abs().amax(1) <= tolerance)  # NaN is far, too
         going = far & (steps > 1e-9) & (iteration < MAX_ITERATIONS)
         if not going.all():
-            found[active[~going]] = points[~going]
+            solutions[active[~going]] = points[~going]
             for problem, short in zip(active[~going].tolist(), far[~going].tolist(), strict=True):
                 reached[problem] = not short
             active = active[going]
@@ -203,7 +203,7 @@ def _minimise(
         points = new_points
         values = new_values
         gradients = new_gradients
-    return found.view(shape), reached
+    return solutions.view(shape), reached
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:

@@ -82,29 +82,29 @@ def nearest(
     device = queries.device
     asked = queries if units else fixed_point_units(queries)
     share = process.share(len(bank))
-    found = _nothing(len(queries), k, device)
+    neighbours = _nothing(len(queries), k, device)
     step = max(1, len(bank) if device.type == "cuda" else PART_BYTES // bank[:1].nbytes)
     for start in range(share.start, share.stop, step):
         part = slice(start, min(start + step, share.stop))
         rows = bank[part] if units else fixed_point_units(bank[part].to(device))
         for some in _tiles(len(queries), PROPOSED_NUMBERS // (k + SPARE)):
-            own = None if hidden is None else (hidden[0][part].to(device), hidden[1][some])
-            found.put(
+            ids = None if hidden is None else (hidden[0][part].to(device), hidden[1][some])
+            neighbours.put(
                 some,
                 _with_part(
-                    found=found.of(some),
+                    found=neighbours.of(some),
                     bank=rows,
                     first=start,
                     queries=asked[some],
-                    hidden=own,
+                    hidden=ids,
                     search=search,
                 ),
             )
     if process.world_size > 1:
-        indices = all_gather_rows(found.indices[None])  # (processes, Q, k)
-        similarities = all_gather_rows(found.similarities[None])
-        found = _merged(*map(Neighbours, indices, similarities))
-    return found
+        indices = all_gather_rows(neighbours.indices[None])  # (processes, Q, k)
+        similarities = all_gather_rows(neighbours.similarities[None])
+        neighbours = _merged(*map(Neighbours, indices, similarities))
+    return neighbours
 
 
 def _with_part(
@@ -124,8 +124,8 @@ def _with_part(
     rows = torch.empty_like(products, dtype=torch.int64)
     with full_float32():
         for some in _tiles(len(queries), tile_numbers(bank.device) // len(bank)):
-            own = None if hidden is None else hidden[0] == hidden[1][some, None]  # (q, N)
-            products[some], rows[some] = propose(bank, queries[some], width, own)
+            same = None if hidden is None else hidden[0] == hidden[1][some, None]  # (q, N)
+            products[some], rows[some] = propose(bank, queries[some], width, same)
     least = found.similarities[:, -1]  # of the last of k rows, at least; NaN of damaged ones
     if width >= k:
         least = torch.maximum(least, products[:, k - 1] - margin)
@@ -149,7 +149,7 @@ def _with_part(
 
 def among_all(bank: Tensor, queries: Tensor, k: int, hidden: Hidden = None) -> Neighbours:
     """Find the k nearest with every similarity computed exactly; rows in fixed point."""
-    found = _nothing(len(queries), k, bank.device)
+    neighbours = _nothing(len(queries), k, bank.device)
     numbers = EXACT_NUMBERS * (32 if bank.is_cuda else 1)
     rows = max(1, WIDE_NUMBERS // bank.shape[1])
     for first in range(0, len(bank), rows):
@@ -160,8 +160,8 @@ def among_all(bank: Tensor, queries: Tensor, k: int, hidden: Hidden = None) -> N
             similarities.nan_to_num_(torch.inf, torch.inf, -torch.inf)
             if hidden is not None:
                 similarities.masked_fill_(hidden[0][some] == hidden[1][part, None], -torch.inf)
-            found.put(part, _merged(found.of(part), best(similarities, some, k)))
-    return found
+            neighbours.put(part, _merged(neighbours.of(part), best(similarities, some, k)))
+    return neighbours
 
 
 def _tiles(count: int, rows: int) -> Iterator[slice]:
@@ -210,11 +210,11 @@ def fixed_point_units(rows: Tensor) -> Tensor:
 def exact_cosines(bank: Tensor, rows: Tensor, queries: Tensor, asked: Tensor) -> Tensor:
     """Compare pairs of rows in fixed point: (n,) numbers in the bank and of queries -> (n,)."""
     step = max(1, PAIRED_NUMBERS * (128 if bank.is_cuda else 1) // bank.shape[1])
-    found = bank.new_empty(len(rows))
+    similarities = bank.new_empty(len(rows))
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        found[part] = bank[rows[part]].double().mul_(queries[asked[part]]).sum(dim=1)
-    return found
+        similarities[part] = bank[rows[part]].double().mul_(queries[asked[part]]).sum(dim=1)
+    return similarities
 
 
 def float32_error(width: int) -> float:

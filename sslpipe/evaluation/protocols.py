@@ -141,7 +141,7 @@ class Protocols:
         With `use_up` the plain features are not needed later: they are flattened in place.
         """
         columns = self.columns()
-        found = list[Measured]()
+        results = list[Measured]()
         flattened = [part for part in self._parts if not part.linear]
         both = self._parts if self._can_probe(name, plain) else flattened, flattened
         total = sum(map(len, both))
@@ -160,10 +160,10 @@ class Protocols:
                     if part.title == "ridge":
                         say(f"{name}: linear probes")
                     for column, result in part.score(pair[0], pair[1]):
-                        found.append((name, power, column if column in columns else None, result))
+                        results.append((name, power, column if column in columns else None, result))
                     if advance is not None:
                         advance(1)
-        return found
+        return results
 
     def _can_probe(self, name: str, plain: Pair) -> bool:
         """Whether linear probes are run; says in `left_out` where they would take hours."""

@@ -147,8 +147,8 @@ def retrieval_per_query(
     for own_label_alone, codes in ((False, exclude_same), (True, cross)):
         if codes is not None:
             codes.check(gallery, queries)
-            own = torch.from_numpy(codes.queries[part])
-            unlike.append((own_label_alone, torch.from_numpy(codes.bank), own))
+            values_of_part = torch.from_numpy(codes.queries[part])
+            unlike.append((own_label_alone, torch.from_numpy(codes.bank), values_of_part))
     queries = queries.rows(torch.arange(share.start, share.stop, device=queries.ids.device))
     matches: list[Integers] = []
     values: list[Floats] = []
@@ -178,16 +178,16 @@ def query_metrics(ranks: Floats, matches: Integers, ks: Sequence[int]) -> dict[s
     total = matches.astype(np.float64)
     precision = np.arange(1, ranks.shape[1] + 1) / ranks  # at each match; 0 behind the last
     some = np.maximum(total, 1)
-    found: dict[str, Floats] = {}
+    values: dict[str, Floats] = {}
     for k in ks:
         hits = (ranks <= k).sum(axis=1)
         sums = _sum(np.where(ranks <= k, precision, 0))
-        found |= {f"Recall@{k}": np.minimum(hits, 1.0), f"recall (IR)@{k}": hits / some}
-        found |= {f"precision@{k}": hits / k, f"map@{k} /min(k,R)": sums / np.minimum(k, some)}
+        values |= {f"Recall@{k}": np.minimum(hits, 1.0), f"recall (IR)@{k}": hits / some}
+        values |= {f"precision@{k}": hits / k, f"map@{k} /min(k,R)": sums / np.minimum(k, some)}
     within_r = ranks <= total[:, None]
     at_r = _sum(np.where(within_r, precision, 0)) / some
-    found |= {"map": _sum(precision) / some, "r_precision": within_r.sum(axis=1) / some}
-    return found | {"map_at_r": at_r, "mrr": 1 / ranks[:, 0]}
+    values |= {"map": _sum(precision) / some, "r_precision": within_r.sum(axis=1) / some}
+    return values | {"map_at_r": at_r, "mrr": 1 / ranks[:, 0]}
 
 
 def _sum(columns: Floats) -> Floats:
@@ -282,7 +282,7 @@ def _by_sorting(similarities: Tensor, matches: Tensor, most: int) -> Tensor:
     keys = rank_keys(similarities, torch.arange(similarities.shape[1]))
     every = torch.from_numpy(np.sort(keys.numpy(), axis=1))  # several times as fast as torch's
     there = torch.arange(most) < matches.sum(1, keepdim=True)
-    own = torch.full(there.shape, _NONE)
-    own[there] = keys[matches]
-    ranks = (keys.shape[1] - torch.searchsorted(every, own)).double()
+    padded = torch.full(there.shape, _NONE)
+    padded[there] = keys[matches]
+    ranks = (keys.shape[1] - torch.searchsorted(every, padded)).double()
     return ranks.masked_fill_(~there, torch.inf).sort(1).values

@@ -67,8 +67,8 @@ class Scores(NamedTuple):
 def has_a_match(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which rows retrieval inside a split scores: their class has two. (n,) -> (n,)."""
     _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    found: NDArray[np.bool_] = counts[places] > 1
-    return found
+    has_two: NDArray[np.bool_] = counts[places] > 1
+    return has_two
 
 
 def compare_all(
@@ -84,7 +84,7 @@ def compare_all(
     `start` is the network that the run started from; `known_classes`: train has the classes of most
     test samples. Rows are those of `suite_file`; of two networks the one that decides is first.
     """
-    found: list[Tree] = []
+    compared: list[Tree] = []
     joint_p: list[float] = []  # of the deciding rows
     for pair in product(names, others):
         rows = [
@@ -98,14 +98,14 @@ def compare_all(
         deciding, p = _decide(scores, [row for row in rows if row["measure"] == rows[0]["measure"]])
         joint_p.append(p)
         rows.sort(key=lambda row: row is not deciding)
-        found += [row | {"start": pair[1] == start, "primary": row is deciding} for row in rows]
-    primary = [row for row in found if row["primary"]]
+        compared += [row | {"start": pair[1] == start, "primary": row is deciding} for row in rows]
+    primary = [row for row in compared if row["primary"]]
     for row, p in zip(primary, holm(joint_p), strict=True):
         answer = "better" if row["difference"] > 0 else "worse"
         row["p_holm"], row["of"] = p, len(primary)
         clear = p <= LEVEL and excludes_zero(row["interval95"])
         row["answer"] = answer if clear else "no clear difference"
-    return found
+    return compared
 
 
 def _decide(scores: Scores, forms: Sequence[Tree]) -> tuple[Tree, float]:
@@ -180,7 +180,7 @@ def comparisons(
     cells = {
         (row["features"], row["whitened"], row["column"]): row for row in rows if row["column"]
     }
-    found = []
+    compared = []
     for features in dict.fromkeys(name for name, *_ in cells if name not in (*BASELINES, *without)):
         for baseline, (column, whitened) in product(BASELINES, _COMPARED):
             ours, theirs = ((name, whitened, column) for name in (features, baseline))
@@ -197,8 +197,8 @@ def comparisons(
             row |= {"baseline_value": cells[theirs]["value"], "difference": difference}
             row |= {"interval95": list(interval), "p": p, "paired": paired}
             power = {"power": cells[ours]["power"]} if "power" in cells[ours] else {}
-            found.append(row | power)
-    return found
+            compared.append(row | power)
+    return compared
 
 
 def verdict(evaluation: Tree) -> str:
@@ -293,10 +293,10 @@ def leakage_sentence(leakage: dict[str, Any]) -> str:
     leaked = leakage["leaked"]
     percent = 100 * leaked / total
     share = f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
-    found = f"{leaked:,} of {total:,} test samples ({share} %)"
+    share_text = f"{leaked:,} of {total:,} test samples ({share} %)"
     if not leaked:
         return f"None of {total:,} test samples has a near-duplicate in train ({leakage['how']})."
-    text = f"{found} have a near-duplicate in train ({leakage['how']})"
+    text = f"{share_text} have a near-duplicate in train ({leakage['how']})"
     row = next((row for row in leakage["rows"] if row["clean_value"] is not None), None)
     if row is None:
         return f"{text}; without them nothing is left to score."
@@ -325,14 +325,14 @@ def _baseline_sentences(evaluation: Tree) -> list[str]:
 def _sentence(compared: Sequence[Tree], features: str, named: bool) -> str:
     clauses: list[str] = []
     for baseline, words in BASELINES.items():
-        own = [c for c in compared if (c["features"], c["baseline"]) == (features, baseline)]
-        if own:
+        beside = [c for c in compared if (c["features"], c["baseline"]) == (features, baseline)]
+        if beside:
             numbers = ", ".join(
                 f"{_name(c)} {100 * c['value']:.1f} against {100 * c['baseline_value']:.1f} % "
                 f"({_points(c, first=not clauses and not place)})"
-                for place, c in enumerate(own)
+                for place, c in enumerate(beside)
             )
-            clauses.append(f"{_relation(own, words)}: {numbers}")
+            clauses.append(f"{_relation(beside, words)}: {numbers}")
     text = "; ".join(clauses) + "."
     return f"{features}: {text}" if named else text[0].upper() + text[1:]
 

@@ -66,12 +66,12 @@ def read_folder(path: Path) -> SavedBackbone:
 
 def _named(tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tensor]:
     """Rename what timm or transformers names; timm's layer behind its network is the embedding."""
-    own = backbone.network.state_dict()
+    state = backbone.network.state_dict()
     named = {}
     for key, tensor in tensors.items():
-        if key in own:
+        if key in state:
             named[f"network.{key}"] = tensor
-        elif f"model.{key}" in own:  # of a `TransformersTower`
+        elif f"model.{key}" in state:  # of a `TransformersTower`
             named[f"network.model.{key}"] = tensor
         else:
             named[f"embedding.{key.rpartition('.')[2]}"] = tensor

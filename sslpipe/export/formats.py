@@ -170,8 +170,8 @@ def _write_timm_folder(model: FrozenBackbone, folder: Path) -> Path:
     state = model.backbone.network.state_dict()
     if model.backbone.embedding is not None:  # the classifier's layer
         name = timm_config["pretrained_cfg"]["classifier"]
-        own = model.backbone.embedding.state_dict()
-        state |= {f"{name}.{key}": tensor for key, tensor in own.items()}
+        layer = model.backbone.embedding.state_dict()
+        state |= {f"{name}.{key}": tensor for key, tensor in layer.items()}
     return _write_repository(model, folder, timm_config, state)
 
 

@@ -178,9 +178,9 @@ def _load_module(
     crop_px: int | None,
 ) -> FrozenBackbone:
     """Copy a network in memory, through a file, as weights of another program are read."""
-    own = getattr(module, "pretrained_cfg", None) or {}  # of timm
-    if architecture is None and own.get("architecture"):
-        architecture = f"timm/{own['architecture']}"
+    pretrained_cfg = getattr(module, "pretrained_cfg", None) or {}  # of timm
+    if architecture is None and pretrained_cfg.get("architecture"):
+        architecture = f"timm/{pretrained_cfg['architecture']}"
     what = type(module).__name__
     if architecture is None:
         raise WeightsError(

@@ -251,21 +251,21 @@ class FrozenBackbone(SavedBackbone):
         """Take one entry of a list as pixels in units of views, (B, C, H, W); 8 bits stay uint8."""
         if isinstance(picture, Tensor | np.ndarray):
             return self._batch(picture, what)
-        own = self.image_type
-        taken = (str | Path | bytes | Image.Image) if own.is_rgb8 else (str | Path)
+        image_type = self.image_type
+        taken = (str | Path | bytes | Image.Image) if image_type.is_rgb8 else (str | Path)
         if not isinstance(picture, taken):
-            raise UserError(_refusal(picture, what, own))
+            raise UserError(_refusal(picture, what, image_type))
         try:
             if isinstance(picture, bytes):
-                pixels = decode_image(picture, own, self.view.canvas_px)
+                pixels = decode_image(picture, image_type, self.view.canvas_px)
             elif not isinstance(picture, Image.Image):
                 what = str(picture)
-                pixels = read_image(Path(picture), own, self.view.canvas_px)
+                pixels = read_image(Path(picture), image_type, self.view.canvas_px)
             elif picture.mode == "F":
                 raise BadSample("a PIL image of mode 'F' holds no 8-bit or 16-bit levels")
             else:
                 check_size(*picture.size)
-                rgb = np.ascontiguousarray(rgb_pixels(picture, own.background))
+                rgb = np.ascontiguousarray(rgb_pixels(picture, image_type.background))
                 pixels = reduce_to(rgb, self.view.canvas_px).transpose(2, 0, 1)
         except OSError as error:
             raise UserError(f"cannot read {what}: {error.strerror or error}") from error
@@ -275,28 +275,30 @@ class FrozenBackbone(SavedBackbone):
 
     def _batch(self, images: Tensor | NDArray[Any], what: str) -> Tensor:
         """Take pixels as a batch in units of views, (B, C, H, W). Raises: UserError."""
-        own = self.image_type
+        image_type = self.image_type
         channels = len(self.image_type.channels)
         if isinstance(images, Tensor):
             pixels = images
-        elif images.dtype.name != own.dtype:
-            raise UserError(_refusal(images, what, own))
+        elif images.dtype.name != image_type.dtype:
+            raise UserError(_refusal(images, what, image_type))
         else:
             pixels = torch.from_numpy(np.require(images, requirements=["C", "W"]))
             pixels = pixels[None] if pixels.ndim == 2 else pixels.movedim(-1, -3)  # (..., C, H, W)
         batch = pixels[None] if pixels.ndim == 3 else pixels
-        counts = (1, 3) if own.is_rgb8 else (channels,)
-        is_type = str(pixels.dtype) == f"torch.{own.dtype}"
+        counts = (1, 3) if image_type.is_rgb8 else (channels,)
+        is_type = str(pixels.dtype) == f"torch.{image_type.dtype}"
         if not is_type or batch.ndim != 4 or batch.shape[1] not in counts:
-            raise UserError(_refusal(images, what, own))
+            raise UserError(_refusal(images, what, image_type))
         if 0 in batch.shape[2:]:
             raise UserError(f"encode: {what} is {tuple(images.shape)}: an image has no pixels")
-        if own.dtype == "uint8":
+        if image_type.dtype == "uint8":
             return batch.expand(-1, channels, -1, -1)  # grey is repeated, as in a file
         values = batch.cpu().permute(0, 2, 3, 1).numpy()  # (B, H, W, C)
         if not np.isfinite(values).all():
             raise UserError(f"encode: {what} has values that are NaN or infinite")
-        units = [torch.from_numpy(own.in_units(np.ascontiguousarray(each))) for each in values]
+        units = [
+            torch.from_numpy(image_type.in_units(np.ascontiguousarray(each))) for each in values
+        ]
         return torch.stack(units).permute(0, 3, 1, 2)
 
 
@@ -383,6 +385,6 @@ def freeze(
         backbone=backbone, component=component, view=view, facts=metadata, image=image
     )
     if projector is not None:
-        own = {"projector": projector_config, "projector_sha256": module_sha256(projector)}
-        config = config.model_copy(update=own)
+        keys = {"projector": projector_config, "projector_sha256": module_sha256(projector)}
+        config = config.model_copy(update=keys)
     return FrozenBackbone(backbone, view, config, projector)

@@ -74,7 +74,7 @@ def model_card(
         for word, meant in words.items():
             usage[name] = usage[name].replace(word, meant)
         usage[name] = usage[name].rstrip()
-    own = own_name(facts, [row["features"] for row in rows])
+    known_as = own_name(facts, [row["features"] for row in rows])
     return _TEMPLATES.get_template("model_card.md").render(
         **{**config, "image": image},
         usage=usage,
@@ -91,8 +91,8 @@ def model_card(
         init=facts.get("init"),
         seen=facts.get("classes_seen", []),
         versions=_versions(backbone, usage),
-        own=own,
-        rows=with_own_name(rows, own),
+        own=known_as,
+        rows=with_own_name(rows, known_as),
     )
 
 

@@ -94,10 +94,10 @@ def onnx_graph(model: FrozenBackbone) -> Any:
         part.ClearField("metadata_props")
     # what a reader must know of the images
     view = model.view.config()
-    own = model.image_type
-    what = "RGB" if own.is_rgb8 else ", ".join(own.channels)
-    where = "in [0, 1]" if own.is_rgb8 else "low to high as 0 to 1"
-    shape = f"(batch, {len(own.channels)}, crop_px, crop_px)"
+    image_type = model.image_type
+    what = "RGB" if image_type.is_rgb8 else ", ".join(image_type.channels)
+    where = "in [0, 1]" if image_type.is_rgb8 else "low to high as 0 to 1"
+    shape = f"(batch, {len(image_type.channels)}, crop_px, crop_px)"
     images = f"{shape} float32 {what}: {where}, less mean, over std"
     if "views" in view:
         images = (
@@ -111,7 +111,7 @@ def onnx_graph(model: FrozenBackbone) -> Any:
         "images": images,
         "features": f"(batch, {model.num_encoded}) float32, {length}",
         **{key: json.dumps(value) for key, value in view.items()},
-        **({} if own == RGB8 else {"image": own.model_dump_json()}),
+        **({} if image_type == RGB8 else {"image": image_type.model_dump_json()}),
         "weights_sha256": model.config.weights_sha256,
     }
     onnx.helper.set_model_props(proto, metadata)
@@ -212,14 +212,14 @@ class Int8:
         path = folder / INT8_FILE
         graph = self._quantised()
         actual = self._features(OnnxSession(save_onnx(graph, path)))
-        found = agreement(self._expected, actual, self._data, self._split.name)
-        if not found.first >= self._least:
+        agreed = agreement(self._expected, actual, self._data, self._split.name)
+        if not agreed.first >= self._least:
             raise ExportError(
-                f"format {INT8}: {found}; {self._least:.1%} are wanted, and nothing was written; "
-                f"--least-equal {found.first:.3f} would accept it"
+                f"format {INT8}: {agreed}; {self._least:.1%} are wanted, and nothing was written; "
+                f"--least-equal {agreed.first:.3f} would accept it"
             )
-        _state(graph, agreement=json.dumps(asdict(found)))
-        return save_onnx(graph, path), found
+        _state(graph, agreement=json.dumps(asdict(agreed)))
+        return save_onnx(graph, path), agreed
 
     def _quantised(self) -> Any:
         """Quantise: activations to uint8, weights to int8 of 7 bits, a scale each channel.

@@ -95,21 +95,22 @@ class SavedBackbone(nn.Module):
 
     def seeing(self, image_type: ImageType) -> Self:
         """Return the backbone with a view that allows for another range. Raises: UserError."""
-        own = self.image_type
-        if own.is_rgb8 and image_type.is_rgb:  # of any depth, and on their background
-            background = image_type.background if image_type.is_rgb8 else own.background
-            return self if background == own.background else self.on(background)
-        if own == image_type:
+        own_type = self.image_type
+        if own_type.is_rgb8 and image_type.is_rgb:  # of any depth, and on their background
+            background = image_type.background if image_type.is_rgb8 else own_type.background
+            return self if background == own_type.background else self.on(background)
+        if own_type == image_type:
             return self
-        if (own.channels, own.dtype) != (image_type.channels, image_type.dtype):
+        if (own_type.channels, own_type.dtype) != (image_type.channels, image_type.dtype):
             raise UserError(
-                f"{self.name} takes images of {own}, and these are of {image_type}; "
+                f"{self.name} takes images of {own_type}, and these are of {image_type}; "
                 "train a network on them (`sslpipe train --init` makes its first layer fit), or "
                 "give images of its kind"
             )
         # its units are a * theirs + b, and so are its mean and std
         low, theirs_low, high, theirs_high = (
-            np.array(ends) for ends in (own.low, image_type.low, own.high, image_type.high)
+            np.array(ends)
+            for ends in (own_type.low, image_type.low, own_type.high, image_type.high)
         )  # (C,) each
         a = (theirs_high - theirs_low) / (high - low)
         b = (theirs_low - low) / (high - low)

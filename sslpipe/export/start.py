@@ -75,14 +75,14 @@ class Start:
                 )
             return cls("random" if named is None else "named", named)
         kept = read_folder(folder)
-        own = kept.config.weights_sha256
-        if named is None or named.config.weights_sha256 == own:
+        kept_sha256 = kept.config.weights_sha256
+        if named is None or named.config.weights_sha256 == kept_sha256:
             return cls("kept", kept)
         if begun:
             raise UserError(
-                f"{run_dir} started from weights with sha256 {own}, and --init names others, with "
-                f"{named.config.weights_sha256}: leave --init out to resume it, or use another "
-                "--run-dir"
+                f"{run_dir} started from weights with sha256 {kept_sha256}, and --init names "
+                f"others, with {named.config.weights_sha256}: leave --init out to resume it, or "
+                "use another --run-dir"
             )
         return cls("named", named)  # what is kept is of a start that failed at once
 
@@ -128,8 +128,10 @@ class Start:
         crop_px = int(recipe.tune.eval_crop_px or crop_px)
         if self.weights is None or self.weights.view.crop_px != crop_px:
             return eval_view_for(crop_px, mean=mean_std["mean"], std=mean_std["std"])
-        own = self.weights.view.config()
-        plain = {key: own[key] for key in own if key not in ("mean", "std", "crops", "reduce")}
+        settings = self.weights.view.config()
+        plain = {
+            key: settings[key] for key in settings if key not in ("mean", "std", "crops", "reduce")
+        }
         return EvalView.from_config({**plain, **mean_std})
 
     def metadata(self, view: EvalView) -> dict[str, Any]:
@@ -190,24 +192,25 @@ def fit_channels(init_from: SavedBackbone | None, index: DatasetIndex) -> SavedB
                 f"({theirs}); choose {seen} by data.channels, in the order of the weights"
             )
     else:
-        own = init_from.image_type
-        if own.channels == image_type.channels:  # of the same depth, too: its view gets their range
-            return init_from.seeing(image_type) if own.dtype == image_type.dtype else init_from
-        if not own.is_rgb:
+        own_type = init_from.image_type
+        # of the same depth, too: its view gets their range
+        if own_type.channels == image_type.channels:
+            return init_from.seeing(image_type) if own_type.dtype == image_type.dtype else init_from
+        if not own_type.is_rgb:
             raise UserError(
-                f"{name} was trained on the channels {', '.join(own.channels)}, and the data have "
-                f"{theirs}; choose among them by data.channels"
+                f"{name} was trained on the channels {', '.join(own_type.channels)}, and the data "
+                f"have {theirs}; choose among them by data.channels"
             )
         component = with_channels(component, len(image_type.channels))
         backbone = build_backbone(component, crop_px=init_from.config.crop_px)
         state = init_from.backbone.state_dict()
-        found = first_convolution(backbone.network)
-        if found is None:
+        convolution = first_convolution(backbone.network)
+        if convolution is None:
             raise UserError(
                 f"{name} does not begin with a convolution, which could be fitted to the channels "
                 f"{theirs}"
             )
-        first = f"network.{found[0]}.weight"
+        first = f"network.{convolution[0]}.weight"
         state[first] = adapt_kernels(state[first], image_type.channels)
         backbone.load_state_dict(state)
     statistics = {"mean": index.manifest.mean, "std": index.manifest.std}
@@ -310,7 +313,7 @@ def _takes_both_sides(
         with torch.device(device), torch.no_grad():
             trained = build_backbone(component, crop_px=crop_px).eval()
             other = build_backbone(component, crop_px=eval_crop_px).state_dict()
-            own = trained.state_dict()
+            state = trained.state_dict()
             trained(torch.empty(1, trained.channels, eval_crop_px, eval_crop_px))
     except RecipeError:
         if device == "cpu":
@@ -319,20 +322,20 @@ def _takes_both_sides(
         return _takes_both_sides(component, crop_px, eval_crop_px, "cpu")
     except (AssertionError, RuntimeError, ValueError):
         return False
-    return {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in other.items()}
+    return {k: t.shape for k, t in state.items()} == {k: t.shape for k, t in other.items()}
 
 
 def _unlike(recipe: RunRecipe, init_from: SavedBackbone) -> list[tuple[str, Any, Any]]:
     """List (key, the recipe's value, the weights') where a [backbone] names another network."""
     any_fit = {"pool", "pool_power", *recipe.said_elsewhere}  # which a record repeats
     theirs = init_from.config.backbone.model_dump()
-    found = []
+    different = []
     for key, value in ({} if recipe.backbone is None else recipe.backbone.model_dump()).items():
         present = theirs.get(key)
         same = (list(present) if isinstance(present, tuple) else present) == value
         if not same and key not in any_fit and (key, value) != ("stem", "auto"):
-            found.append((key, value, present))
-    return found
+            different.append((key, value, present))
+    return different
 
 
 def _fitted(recipe: RunRecipe, init_from: SavedBackbone) -> SparseSettings:
@@ -343,14 +346,14 @@ def _fitted(recipe: RunRecipe, init_from: SavedBackbone) -> SparseSettings:
                 f"backbone.{key} = {value!r}, but the given backbone has {present!r}; leave "
                 f"backbone.{key} out, or give other weights"
             )
-    own = {} if recipe.backbone is None else recipe.backbone.arguments
+    given = {} if recipe.backbone is None else recipe.backbone.arguments
     settings = init_from.config.backbone.arguments
     heads = {"embedding_dim", "embedding_taps", "normalize"}
-    for key in heads - {*own}:  # the network is what counts
+    for key in heads - {*given}:  # the network is what counts
         settings.pop(key, None)
-    if "pool" in own:
+    if "pool" in given:
         settings.pop("pool_power", None)
-    pooling = {key: own[key] for key in ("pool", "pool_power") if key in own}
+    pooling = {key: given[key] for key in ("pool", "pool_power") if key in given}
     return backbone_settings(init_from.config.backbone.kind, settings | pooling)
 
 
@@ -358,9 +361,9 @@ def _own_view(recipe: RunRecipe, init_from: SavedBackbone, index: DatasetIndex) 
     """What [augment] takes from the weights, unless it says so itself or the data say the same."""
     view = init_from.view.config()
     settings = recipe.augment.arguments
-    own: dict[str, Any] = {"crop_px": view["crop_px"]}
+    view_settings: dict[str, Any] = {"crop_px": view["crop_px"]}
     for key in ("mean", "std"):
         data = [float(v) for v in getattr(index.manifest, key)]
         if settings.get("normalize", True) and view[key] != data:
-            own[key] = view[key]
-    return own
+            view_settings[key] = view[key]
+    return view_settings

@@ -43,13 +43,13 @@ def planned_negatives(
     ]
     if not isinstance(loss_fn, InBatchLoss):
         arguments = [{key: torch.cat([each[key] for each in arguments]) for key in arguments[0]}]
-    found = []
+    means = []
     for known in arguments:
         rows = torch.empty(len(known["ids"]), 1)
         groups = known.get("groups") if loss_fn.takes_groups else None
         anchors = loss_fn.find_anchors(rows, known["ids"], known["labels"], groups)
-        found.append(float(anchors.mean_negatives))
-    return found
+        means.append(float(anchors.mean_negatives))
+    return means
 
 
 def planned_arguments(

@@ -157,8 +157,8 @@ def trained_labels(order: PKOrder, split: Split) -> list[int]:
     if not isinstance(split, RelabelledSplit):
         classes: list[int] = order.classes.tolist()
         return classes
-    own = np.unique(split.original.labels[np.isin(order.labels, order.classes)])
-    labels: list[int] = own[own >= 0].tolist()
+    given = np.unique(split.original.labels[np.isin(order.labels, order.classes)])
+    labels: list[int] = given[given >= 0].tolist()
     return labels
 
 

@@ -232,9 +232,10 @@ class MaximumLossMiner(RandomMiner):
             order = permutation(size, (self.seed, int(self.calls), trial))[: self.rows].copy()
             inside = pairs.negative.new_zeros(len(batch.column_labels))
             inside[torch.from_numpy(order).to(inside.device)] = True
-            own = inside[batch.first : batch.first + len(batch.labels), None]
+            anchored = inside[batch.first : batch.first + len(batch.labels), None]
             inside[size:] = True  # references
-            subsets.append(Pairs(pairs.positive & inside & own, pairs.negative & inside & own))
+            both = inside & anchored
+            subsets.append(Pairs(pairs.positive & both, pairs.negative & both))
         self.calls.add_(1)
         values = [float(loss(subset).sum()) for subset in subsets]
         return subsets[max(range(self.trials), key=values.__getitem__)]

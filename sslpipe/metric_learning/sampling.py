@@ -272,8 +272,8 @@ class ClassBuffer:
                 chosen = list(self._ready)[: self._classes]
             else:
                 chosen = self._in_groups(self._nearest, wait=not (full or again))
-            own = sum(len(self._of_label[c]) for c in chosen)
-            if len(chosen) == self._classes and len(self._waiting) - own >= self._others:
+            of_chosen = sum(len(self._of_label[c]) for c in chosen)
+            if len(chosen) == self._classes and len(self._waiting) - of_chosen >= self._others:
                 return self._take(chosen)
         if full:
             self._remove(next(iter(self._waiting)))

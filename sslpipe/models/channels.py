@@ -27,13 +27,13 @@ def set_channels(network: nn.Module, channels: int, kind: str) -> None:
     Raises:
         RecipeError: It does not begin with a convolution of three channels.
     """
-    found = first_convolution(network)
-    if found is None or found[1].in_channels != 3:
+    convolution = first_convolution(network)
+    if convolution is None or convolution[1].in_channels != 3:
         raise RecipeError(
             f"backbone.kind = {kind!r} does not begin with a convolution of 3 channels, "
             f"which could get {channels}; use another one"
         )
-    module = found[1]
+    module = convolution[1]
     weight = module.weight.detach()
     other = weight.new_empty(len(weight), channels, *weight.shape[2:])
     nn.init.normal_(other, 0.0, 1.0)

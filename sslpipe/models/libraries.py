@@ -44,10 +44,10 @@ class TransformersTower(nn.Module):
         self.model = model
         named = [name.rpartition(".")[2] for name, _ in model.named_parameters()]
         self.has_class_token = any(name in _CLASS_TOKENS for name in named)
-        own = getattr(model.config, "image_size", None)
+        built_px = getattr(model.config, "image_size", None)
         known = inspect.signature(model.forward).parameters
         # position tables of another size are resized by the model itself
-        self.resizes = own not in (None, crop_px) and "interpolate_pos_encoding" in known
+        self.resizes = built_px not in (None, crop_px) and "interpolate_pos_encoding" in known
 
     def checkpoint_activations(self, enabled: bool) -> bool:
         """Switch the model's own activation checkpointing; return whether it has any."""
@@ -134,10 +134,10 @@ def model_class(config: Mapping[str, Any]) -> tuple[Any, Any]:
     library = _transformers()
     settings = library.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     try:
-        found = library.MODEL_MAPPING[type(settings)]
+        models = library.MODEL_MAPPING[type(settings)]
     except KeyError:
         raise RecipeError(f"transformers has no image model {config['model_type']!r}") from None
-    one = found[0] if isinstance(found, tuple) else found
+    one = models[0] if isinstance(models, tuple) else models
     if "pixel_values" not in inspect.signature(one.forward).parameters:
         raise RecipeError(f"{one.__name__} of transformers takes no images")
     return one, settings

@@ -29,9 +29,9 @@ def copy_weights(source: Backbone, target: Backbone, kind: str, what: str = "--i
         WeightsError: The network is another one, or weights are not finite; nothing is copied.
     """
     given = source.network.state_dict()
-    own = target.network.state_dict()
+    wanted = target.network.state_dict()
     pooling = {key: given.pop(key) for key in list(given) if is_pooling(key)}
-    shapes = {key: tensor.shape for key, tensor in own.items() if not is_pooling(key)}
+    shapes = {key: tensor.shape for key, tensor in wanted.items() if not is_pooling(key)}
     if {key: tensor.shape for key, tensor in given.items()} != shapes:
         given = for_network(kind, target.network, given)
     for key in {**shapes, **given}:
@@ -39,7 +39,7 @@ def copy_weights(source: Backbone, target: Backbone, kind: str, what: str = "--i
             raise WeightsError(f"{what} does not fit {kind}: its {key} is another one; name others")
         if not torch.isfinite(given[key]).all():
             raise WeightsError(f"{what}: {key} has values that are not finite; it is damaged")
-    known = {key: value for key, value in pooling.items() if key in own}
+    known = {key: value for key, value in pooling.items() if key in wanted}
     target.network.load_state_dict({**given, **known}, strict=False)
     theirs = source.embedding
     ours = target.embedding

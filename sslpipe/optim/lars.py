@@ -182,9 +182,11 @@ class LARS(Optimizer):
                 factors.fill_(group["lr"])
                 continue
             assert norms is not None
-            own = norms[:, first : first + len(factors)]
+            block_norms = norms[:, first : first + len(factors)]
             first += len(factors)
-            _adapted_rates(group["lr"], group["trust_coefficient"], own, block.zero, out=factors)
+            _adapted_rates(
+                group["lr"], group["trust_coefficient"], block_norms, block.zero, out=factors
+            )
 
         block.scale_()
         self._move(weights, parts, block.velocities, self.param_groups[0]["momentum"])

@@ -323,7 +323,7 @@ def _kept_by_forward(
         by_module[module] += size() - before[module]
 
     def pack(tensor: Tensor) -> Tensor:
-        if address(tensor) not in own and address(tensor) not in kept:
+        if address(tensor) not in counted and address(tensor) not in kept:
             kept[address(tensor)] = tensor
             check(size())
         return tensor
@@ -335,7 +335,7 @@ def _kept_by_forward(
         name: tensor.detach().clone().requires_grad_(tensor.requires_grad)
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
     }
-    own = {address(tensor) for tensor in (*state.values(), views)}  # views count elsewhere
+    counted = {address(tensor) for tensor in (*state.values(), views)}  # views count elsewhere
     autocast = torch.autocast("cpu", dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST)
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
     modes = {module: module.training for module in model.modules()}

@@ -109,15 +109,15 @@ def differing_keys(
     old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 ) -> list[tuple[str, Any, Any]]:
     """List (key, old, new) for every leaf in which two trees of plain values differ."""
-    found: list[tuple[str, Any, Any]] = []
+    changes: list[tuple[str, Any, Any]] = []
     for key in sorted({*old, *new}):
         a = old.get(key)
         b = new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += differing_keys(a, b, f"{prefix}{key}.")
+            changes += differing_keys(a, b, f"{prefix}{key}.")
         elif a != b:
-            found.append((prefix + key, a, b))
-    return found
+            changes.append((prefix + key, a, b))
+    return changes
 
 
 def _plugin_difference(name: str, old: Any, new: Any) -> str:

@@ -136,8 +136,8 @@ def _what_to_give(field: FieldInfo | None, key: str) -> str:
         return f"{text}; {usual}; all of them: sslpipe check --explain {public}"
     if section is None:
         return f"{text} ({_written_type(field)})"
-    own = section.model_fields.items()
-    needed = [f"{key.rpartition('.')[2]}.{name}" for name, each in own if each.is_required()]
+    fields = section.model_fields.items()
+    needed = [f"{key.rpartition('.')[2]}.{name}" for name, each in fields if each.is_required()]
     return f"{text}; give {' and '.join(needed)}"
 
 

@@ -270,16 +270,16 @@ def few_shot_chart(evaluation: Tree) -> Markup:
     }
     series: list[Series] = []
     for line in table_lines(rows):
-        own = [
+        of_line = [
             (n, row)
             for n, row in points
             if (row["features"], row["whitened"]) == (line.features, line.whitened)
         ]
-        if len(own) < 2:
+        if len(of_line) < 2:
             continue
-        y, low, high = 100 * np.array([(row["value"], *row["interval95"]) for _, row in own]).T
+        y, low, high = 100 * np.array([(row["value"], *row["interval95"]) for _, row in of_line]).T
         # side by side, so that no interval hides another
-        x = 10 ** (0.012 * (len(series) - 2.5)) * np.array([n for n, _ in own])
+        x = 10 ** (0.012 * (len(series) - 2.5)) * np.array([n for n, _ in of_line])
         colour = colours[line.features]
         series.append(
             Series(

@@ -82,8 +82,8 @@ def merged(evaluations: Mapping[str, Tree]) -> Tree:
             row["column"] = f"{row['column']}: {row['protocol']}"
     columns = []
     for column in dict.fromkeys(c for tree in evaluations.values() for c in tree["columns"]):
-        own = protocols.get(column, {})
-        columns += [f"{column}: {each}" for each in own] if len(own) > 1 else [column]
+        of_column = protocols.get(column, {})
+        columns += [f"{column}: {each}" for each in of_column] if len(of_column) > 1 else [column]
     return {
         "facts": next(iter(evaluations.values()))["facts"],
         "columns": columns,

@@ -145,10 +145,10 @@ def search(bank: Embeddings, queries: Embeddings, *, same_split: bool) -> list[R
     """Search the NEIGHBOURS nearest of each query; in the same split it does not find itself."""
     k = min(NEIGHBOURS, len(bank.ids) - same_split)
     ids = (bank.ids, queries.ids) if same_split else None
-    found = nearest(bank.features, queries.features, k, hidden=ids)
+    neighbours = nearest(bank.features, queries.features, k, hidden=ids)
     rows = []
-    for place, at in enumerate(found.indices):
-        columns = (bank.ids[at], bank.labels[at], found.similarities[place])
+    for place, at in enumerate(neighbours.indices):
+        columns = (bank.ids[at], bank.labels[at], neighbours.similarities[place])
         near = list(zip(*(column.tolist() for column in columns), strict=True))
         rows.append(Row(int(queries.ids[place]), int(queries.labels[place]), near))
     return rows
@@ -177,8 +177,8 @@ def found_neighbours(
     rows, _, split = queries if bank is None or bank.split is None else bank
     if split is None or len(rows.ids) < 2:
         return None
-    found = neighbour_rows(rows, queries.rows, same_split=same_split)
-    own = thumbnails(queries.split, (row.id for row in found))
-    others = thumbnails(split, {near for row in found for near, *_ in row.near})
+    shown = neighbour_rows(rows, queries.rows, same_split=same_split)
+    pictures = thumbnails(queries.split, (row.id for row in shown))
+    others = thumbnails(split, {near for row in shown for near, *_ in row.near})
     searched = f"the split {split.name!r} ({len(rows.ids):,} images)"
-    return Neighbours(found, (own, others), run.classes, searched)
+    return Neighbours(shown, (pictures, others), run.classes, searched)

@@ -155,8 +155,8 @@ def summary(run: RunFiles) -> Markup:
         reason = "it has no eval.json" if run.data["classes"] else "its images have no labels"
         said = f"Whether it is better than random weights is not known: {reason}."
     else:
-        own = [row for row in run.evaluation["rows"] if row["column"] is not None]
-        said = verdict({**run.evaluation, "rows": own})
+        rows = [row for row in run.evaluation["rows"] if row["column"] is not None]
+        said = verdict({**run.evaluation, "rows": rows})
     leaked = run.evaluation.get("leakage") if run.evaluation else None
     clean = [
         row["clean_value"]

@@ -63,7 +63,7 @@ def build_page(
     queries, bank = (
         each and each._replace(split=_split_of(index, each)) for each in (queries, bank)
     )
-    found = found_neighbours(run, queries, bank)
+    neighbours = found_neighbours(run, queries, bank)
     split = shown_split(run)
     command = EMBED.format(split)
     no_embeddings = render(
@@ -83,7 +83,7 @@ def build_page(
             render(
                 "embeddings.neighbours",
                 images=queries.split is not None,
-                found=found,
+                found=neighbours,
                 random=RANDOM_QUERIES,
                 among_test=bank is None and searched_split(run) != split,
                 embed=EMBED.format(searched_split(run)),
@@ -110,7 +110,7 @@ def build_page(
         say(name.lower())
         sections[name] = build()
     opened = [*OPENED, *(["Alarms"] if run.alarms else [])]
-    picture = render("embeddings.first", found=found) if found else ""
+    picture = render("embeddings.first", found=neighbours) if neighbours else ""
     caption = index.image_type.caption if index else ""
     return html_page(run.recipe["name"], header(run, picture, caption), sections, opened=opened)
 

@@ -228,12 +228,12 @@ class Other(NamedTuple):
     def metadata(self) -> dict[str, str]:
         """Return what eval.json says of it."""
         facts = self.backbone.config.facts
-        own = "digest" in facts  # a run of ours or its export, which may have had a start, too
+        is_ours = "digest" in facts  # a run of ours or its export, which may have had a start, too
         return {
             "name": self.name,
             "source": self.source,
             "sha256": self.backbone.config.weights_sha256,
-            "format": "sslpipe" if own else str(_table(facts, "init").get("format", "sslpipe")),
+            "format": "sslpipe" if is_ours else str(_table(facts, "init").get("format", "sslpipe")),
         }
 
 
@@ -425,7 +425,7 @@ def _kept_features(
         return None
     file = model / "features" / f"{split.name}.safetensors"
     canvas_px = backbone.view.canvas_px
-    facts = backbone.features_metadata(backbone.view, split)
+    metadata = backbone.features_metadata(backbone.view, split)
     writable = (model / "recipe.json").is_file() and os.access(model, os.W_OK)
     small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
     new = writable and small and not file.exists()
@@ -436,7 +436,7 @@ def _kept_features(
             backbone=backbone.backbone.to(embedding.device),
             view=backbone.view,
             split=split,
-            facts=facts,
+            facts=metadata,
             canvas_px=canvas_px,
             bar=partial(embedding.progress, f"embed {split.name}"),
             batch_size=embedding.batch_size,
@@ -444,7 +444,7 @@ def _kept_features(
             device=embedding.device,
             on_bad=embedding.on_bad,
         )
-    rows = saved_embeddings(file, {**facts, "canvas_px": canvas_px}, split)
+    rows = saved_embeddings(file, {**metadata, "canvas_px": canvas_px}, split)
     if rows is not None:
         embedding.say(f"{split.name}: {'written to' if new else 'read from'} {file}")
     return rows

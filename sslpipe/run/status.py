@@ -253,9 +253,9 @@ def curves(run_dir: Path) -> dict[str, list[float]]:
     ]
     names = [k for k in dict.fromkeys(k for line in evals for k in line) if k not in NO_SCORE]
     scores = [name for name in names if name.removeprefix("ema_") in SCORES]
-    found = {"loss": _numbers(lines, "loss")}
-    found |= {name: _numbers(evals, name) for name in scores or names}
-    return {name: values for name, values in {**found, "steps/s": speeds}.items() if values}
+    series = {"loss": _numbers(lines, "loss")}
+    series |= {name: _numbers(evals, name) for name in scores or names}
+    return {name: values for name, values in {**series, "steps/s": speeds}.items() if values}
 
 
 def _numbers(lines: Sequence[dict[str, Any]], key: str) -> list[float]:
@@ -296,10 +296,10 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: There is no run.
     """
-    found = [_entry(run_dir) for run_dir in _runs_under(folder)]
-    if not found:
+    runs = [_entry(run_dir) for run_dir in _runs_under(folder)]
+    if not runs:
         raise UserError(f"{folder} holds no run: no recipe.json under it; check the path")
-    return found
+    return runs
 
 
 def _runs_under(folder: Path) -> Iterator[Path]:
@@ -343,10 +343,10 @@ def _first_number(run_dir: Path) -> dict[str, Any]:
     except UserError:
         return {"measure": "eval.json is damaged"}
     for row in suite["rows"]:
-        own = row["features"] == "ssl" and not row["whitened"]
-        if own and row["column"] in suite["columns"]:
-            found = {key: row[key] for key in ("value", "interval95")}
-            return {"measure": row["column"], **found}
+        is_plain = row["features"] == "ssl" and not row["whitened"]
+        if is_plain and row["column"] in suite["columns"]:
+            numbers = {key: row[key] for key in ("value", "interval95")}
+            return {"measure": row["column"], **numbers}
     return {}
 
 

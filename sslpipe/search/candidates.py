@@ -49,8 +49,8 @@ class Candidate(NamedTuple):
 def at_sizes(source: str, px: Sequence[int]) -> list[str]:
     """Return a source at each size; one that names its own, and a join, as it is."""
     parsed = parse_source(source)
-    own = not px or parsed.px is not None or parsed.scheme == JOIN
-    return [source] if own else [f"{source}@{size}" for size in px]
+    has_size = not px or parsed.px is not None or parsed.scheme == JOIN
+    return [source] if has_size else [f"{source}@{size}" for size in px]
 
 
 def load_candidate(source: str, taken: Collection[Candidate], device: str) -> Candidate:
@@ -125,9 +125,9 @@ def sample_ids(rows: Split, most: int, seed: int) -> NDArray[np.int64]:
     # classes in random order, as long as they fit
     order = permutation(len(known), (seed, 3))
     kept = known[order[np.cumsum(np.minimum(counts, cap)[order]) <= most]]
-    own = members[np.isin(labels[members], kept) & (places < cap)]
+    labelled = members[np.isin(labels[members], kept) & (places < cap)]
     unlabelled = shuffled[labels[shuffled] < 0]
-    return np.sort(np.concatenate([own, unlabelled[: most - len(own)]]))
+    return np.sort(np.concatenate([labelled, unlabelled[: most - len(labelled)]]))
 
 
 def embed_kept(

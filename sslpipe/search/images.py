@@ -82,8 +82,8 @@ def _open(given: Searched) -> _Part:
             f"them (.safetensors, .npz, .npy), not a {type(given).__name__}"
         )
     path, data = given
-    rows, facts = load_embeddings(path)
-    return _Part(rows, facts, split_of_file(data, Path(path), rows, facts))
+    rows, metadata = load_embeddings(path)
+    return _Part(rows, metadata, split_of_file(data, Path(path), rows, metadata))
 
 
 class ImageSearch:
@@ -232,8 +232,8 @@ class ImageSearch:
         if top < 1:
             raise UserError(f"top = {top} is not 1 or more")
         chosen = self._where(where)
-        found = self._nearest(self.prepare(queries), top, chosen)
-        return [[self._hit(score, part, row) for score, part, row in near] for near in found]
+        nearest = self._nearest(self.prepare(queries), top, chosen)
+        return [[self._hit(score, part, row) for score, part, row in near] for near in nearest]
 
     def key(self, hit: Hit) -> str:
         """Return the path that the image was built from where it is known, else its shard's key.
@@ -270,7 +270,7 @@ class ImageSearch:
         self, queries: Tensor, top: int, chosen: Sequence[Tensor | None]
     ) -> list[list[tuple[float, int, int]]]:
         """(score, file, row) of the best of all files, for each prepared query."""
-        found: list[list[tuple[float, int, int]]] = [[] for _ in queries]
+        results: list[list[tuple[float, int, int]]] = [[] for _ in queries]
         for part, (rows, fit) in enumerate(zip(self._rows, chosen, strict=True)):
             places = torch.arange(len(rows.ids)) if fit is None else fit.nonzero()[:, 0]
             if len(places) == 0:
@@ -279,9 +279,9 @@ class ImageSearch:
             near = nearest(bank, queries, min(top, len(bank)), units=True)
             similarities = near.similarities.tolist()
             numbers = places[near.indices].tolist()
-            for best, scores, hits in zip(found, similarities, numbers, strict=True):
+            for best, scores, hits in zip(results, similarities, numbers, strict=True):
                 best += [(score, part, row) for score, row in zip(scores, hits, strict=True)]
-        return [sorted(each, key=lambda hit: (-hit[0], *hit[1:]))[:top] for each in found]
+        return [sorted(each, key=lambda hit: (-hit[0], *hit[1:]))[:top] for each in results]
 
     def _hit(self, score: float, part: int, row: int) -> Hit:
         rows = self._rows[part]

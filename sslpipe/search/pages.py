@@ -211,7 +211,7 @@ def choice_page(
     `heads` and `cells` are the table's, of the rows `ranked`; `features` those of each candidate.
     """
     best = best_forms(ranked)
-    found = []
+    examples = []
     ids = next(iter(features.values())).ids
     queries = torch.from_numpy(permutation(len(ids), (seed, 1))[:QUERIES])
     shown = [ranked[place] for place in best[:MOST_ROWS]]
@@ -219,12 +219,12 @@ def choice_page(
         rows = side_by_side(features, row.parts)
         if row.power is not None:
             rows = fit_powers(rows, (row.power,))[0](rows)
-        found.append(search(rows, rows.rows(queries), same_split=True))
-    wanted = {near for rows in found for row in rows for near, *_ in row.near}
-    pictures = thumbnails(split, wanted | {row.id for row in found[0]})
+        examples.append(search(rows, rows.rows(queries), same_split=True))
+    wanted = {near for rows in examples for row in rows for near, *_ in row.near}
+    pictures = thumbnails(split, wanted | {row.id for row in examples[0]})
     neighbours = render(
         "sslpipe.search/choice.neighbours",
-        each_query=[[rows[k] for rows in found] for k in range(len(queries))],
+        each_query=[[rows[k] for rows in examples] for k in range(len(queries))],
         pictures=(pictures, pictures),
         names=split.index.manifest.classes,
         titles=[row.name for row in shown],

@@ -135,17 +135,17 @@ def rank_with_labels(
     """
     labels = next(iter(features.values())).labels.cpu().numpy()
     halves = [torch.from_numpy(np.isin(labels, own)) for own in halves_of(labels, seed)]
-    found: dict[tuple[Parts, float | None], list[dict[str, Any]]] = {}
+    scores_of: dict[tuple[Parts, float | None], list[dict[str, Any]]] = {}
     for parts in rows:
         together = side_by_side(features, parts)
         for half in halves:
             for power, scores in score_forms(together, half, (~half).nonzero()[:, 0], None, None):
-                found.setdefault((parts, power), []).append(scores)
-    singles = [(parts, power) for parts, power in found if len(parts) == 1 and power is None]
-    base_row = max(singles, key=lambda row: float(found[row][0][CHOSEN_BY].mean()))
-    base = found[base_row][1]
+                scores_of.setdefault((parts, power), []).append(scores)
+    singles = [(parts, power) for parts, power in scores_of if len(parts) == 1 and power is None]
+    base_row = max(singles, key=lambda row: float(scores_of[row][0][CHOSEN_BY].mean()))
+    base = scores_of[base_row][1]
     ranked = []
-    for row, (chooses, reports) in found.items():
+    for row, (chooses, reports) in scores_of.items():
         more = {m: paired_means(reports[m], base[m], reports["class"]) for m in METRICS}
         values = {m: float(reports[m].mean()) for m in METRICS}
         score = float(chooses[CHOSEN_BY].mean())

@@ -325,11 +325,11 @@ def _segmented(path: Path, series: Any, size: int) -> Get:
         return window
 
     def get(at: tuple[Any, ...]) -> Array:
-        own = numbers[at[:-in_page]]
+        pages = numbers[at[:-in_page]]
         rows, columns = (at[len(outer) + key.axes.index(axis)] for axis in "YX")
         with open_regular(path) as file:
-            parts = [read(file, k, rows, columns)[_OF_PAGE[key.axes]] for k in own.flat]
-        return np.reshape(parts, (*own.shape, *parts[0].shape))
+            parts = [read(file, k, rows, columns)[_OF_PAGE[key.axes]] for k in pages.flat]
+        return np.reshape(parts, (*pages.shape, *parts[0].shape))
 
     return get
 

@@ -382,7 +382,7 @@ def _described(
     codes = np.array([number for number, _ in samples], np.int32)
     rows = np.array([window for _, window in samples], np.int64)  # (n, 5)
     of_file = np.array([scene.file for scene in scenes], np.int64)[codes]
-    own = {name: columns.column(name).take(of_file) for name in columns.column_names}
+    repeated = {name: columns.column(name).take(of_file) for name in columns.column_names}
     is_tiled = sensors.tile_px is not None
     used = {PAGE: bool(rows[:, 0].any()), Y: is_tiled, X: is_tiled}
     places = {name: rows[:, k] for k, name in enumerate(used) if used[name]}
@@ -391,7 +391,7 @@ def _described(
     if added:
         added[PARENT] = pa.array(names, pa.string()).take(codes)
     for name in added:
-        if name in own:
+        if name in repeated:
             raise DataError(f"column {name!r} says where a tile or page lies; rename your own")
     # what is read once is forgotten, and opened again
     paths = [scene.paths for scene in scenes]
@@ -402,7 +402,7 @@ def _described(
 
     def named(number: int) -> str:
         stem, suffix = os.path.splitext(names[samples[number][0]])
-        return stem + "".join(f"-{key}{own[number]}" for key, own in places.items()) + suffix
+        return stem + "".join(f"-{key}{cells[number]}" for key, cells in places.items()) + suffix
 
     def size(window: _Window) -> int:
         if sensors.channels is None:
@@ -430,7 +430,7 @@ def _described(
         paths=(),
         are_places=False,
     )
-    return made, pa.table({**own, **added})
+    return made, pa.table({**repeated, **added})
 
 
 class _Scratch:

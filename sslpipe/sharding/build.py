@@ -159,8 +159,8 @@ def write_shards(
     by = split_by or made.split_by
     splits, cut = cut_splits(images, columns, classes, layout, test_fraction, by, unseen_classes)
     notes = [*made.notes, *describe(columns), *cut]
-    own = {key: split.columns for key, split in splits.items()}
-    check_kinds(without_splits(manifest, splits), own)
+    columns_by_split = {key: split.columns for key, split in splits.items()}
+    check_kinds(without_splits(manifest, splits), columns_by_split)
     _check_type(manifest, splits, layout, made.dtype)
     plans = [plan_split(key, value, layout) for key, value in splits.items()]
 
@@ -189,9 +189,9 @@ def write_shards(
             classes=classes,
             missing={key: list(value.missing) for key, value in images.items() if value.missing},
             columns={
-                name: kind_of(own.column(name))
-                for own in columns.values()
-                for name in own.column_names
+                name: kind_of(table.column(name))
+                for table in columns.values()
+                for name in table.column_names
             },
             arrays=layout.arrays,
             background=layout.background,
@@ -319,10 +319,10 @@ def _finish(
             update["mean"], update["std"] = mean_and_std(build.done[key])
             update["image"] = None if build.background is None else RGB8.on(build.background)
         else:
-            found = measure(tars[key], build.arrays.channels, build.range)
-            image = found.image.read_as(build.arrays.reading)
-            update |= {"image": image, "mean": found.mean, "std": found.std}
-            measured = found.notes
+            statistics = measure(tars[key], build.arrays.channels, build.range)
+            image = statistics.image.read_as(build.arrays.reading)
+            update |= {"image": image, "mean": statistics.mean, "std": statistics.std}
+            measured = statistics.notes
     _list_missing(out / MISSING, build)
     specs = tuple(ColumnSpec(name, name, kind) for name, kind in build.columns.items())
     suffixes = IMAGE_SUFFIXES if build.arrays is None else ARRAY_SUFFIXES
@@ -373,9 +373,9 @@ def _skipped(build: _Written) -> list[str]:
 
 def _list_missing(path: Path, build: _Written) -> None:
     """Write the files that are missing, in the list's order; other splits' lines stay."""
-    own = {*build.missing, *build.done}
+    rewritten = {*build.missing, *build.done}
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    lines = [line for line in lines if line.partition("\t")[0] not in own]
+    lines = [line for line in lines if line.partition("\t")[0] not in rewritten]
     for split, names in build.missing.items():
         lines += [f"{split}\t{n if n.isprintable() else ascii(n)[1:-1]}" for n in names]
     if lines:

@@ -206,9 +206,9 @@ def side_by_side(left: Columns, right: Columns) -> Columns:
 
 def read_columns(index: DatasetIndex, split: str) -> Columns:
     """Read all columns of a split. Raises: DataError as `read_cells`."""
-    own = index.split(split)
-    names = [name for name in index.manifest.columns if own.has_values(name)]
-    return pa.table({name: own.column(name).cells for name in names})
+    samples = index.split(split)
+    names = [name for name in index.manifest.columns if samples.has_values(name)]
+    return pa.table({name: samples.column(name).cells for name in names})
 
 
 def without_splits(manifest: Manifest, splits: Iterable[str]) -> Manifest:

@@ -223,11 +223,11 @@ def find_splits(root: Path, files: Iterable[Path], only: str | None = None) -> S
     above: int | None = None
     for level in range(MOST_LEVELS):
         names = {parts[level] for parts in parents if len(parts) > level}
-        found = {split_of(name) for name in names}
+        split_names = {split_of(name) for name in names}
         without = [parts for parts in parents if len(parts) <= level]
         # inside of classes a folder may be named train by chance, but not all, nor train and test
-        is_alike = not without and None not in found
-        if names and (above is None or is_alike or len(found - {None}) > 1):
+        is_alike = not without and None not in split_names
+        if names and (above is None or is_alike or len(split_names - {None}) > 1):
             where = root.joinpath(*min(parts[:level] for parts in parents if len(parts) > level))
             splits = read_splits(names, str(where), only)
             if splits and above is not None and without:
@@ -376,12 +376,12 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
             raise _no_images(root / split, options.suffixes)
         classes = _classes(root, splits, own, folders) if options.labels else [None] * len(own)
         rows[split] = list(zip(own, classes, strict=True))
-    found = from_rows(replace(options, split=None), root, rows)
-    found = {split: replace(own, missing=missing[split]) for split, own in found.items()}
-    first = found[chosen[0]]
+    by_split = from_rows(replace(options, split=None), root, rows)
+    by_split = {split: replace(own, missing=missing[split]) for split, own in by_split.items()}
+    first = by_split[chosen[0]]
     said = group_kinds((e.reason or e.absent, e.kind, _below(root, e.path)) for e in left_out)
     doubts = [*first.doubts, *_unread(root, left_out), *_doubts(root, splits, rows)]
-    return {**found, chosen[0]: replace(first, left_out=said, doubts=doubts)}
+    return {**by_split, chosen[0]: replace(first, left_out=said, doubts=doubts)}
 
 
 def _below(root: Path, path: Path) -> str:

@@ -304,11 +304,11 @@ def describe(columns: Mapping[str, Columns]) -> list[str]:
     """Return what was read, a line a column: name, kind, how many values are missing."""
     lines = []
     for name in next(iter(columns.values())).column_names:
-        own = [each.column(name) for each in columns.values()]
-        missing = sum(cells.null_count for cells in own)
-        total = sum(map(len, own))
+        cells_by_split = [each.column(name) for each in columns.values()]
+        missing = sum(cells.null_count for cells in cells_by_split)
+        total = sum(map(len, cells_by_split))
         rest = f", missing in {missing:,} of {total:,} samples" if missing else ""
-        lines.append(f"column {name}: {kind_of(own[0])}{rest}")
+        lines.append(f"column {name}: {kind_of(cells_by_split[0])}{rest}")
     return lines
 
 

@@ -81,26 +81,26 @@ def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
         if path.suffix != ".tar":
             raise DataError(f"{path} is compressed; offsets need plain tars: unpack it first")
         begin = without_number(path.stem)
-        own = split or split_of(begin) or begin or split_of(path.absolute().parent.name) or "train"
+        name = split or split_of(begin) or begin or split_of(path.absolute().parent.name) or "train"
         try:
-            check_split_name(own).encode()
+            check_split_name(name).encode()
             str(path.absolute()).encode()
         except UnicodeEncodeError:
             raise DataError(f"{path}: its name is not UTF-8; rename it") from None
         except ValueError as error:
-            raise DataError(f"{path}: split {own!r}: {error}, or give --split NAME") from None
-        groups.setdefault(own, []).append(path)
-        names[own].add(re.sub(r"^[\W\d_]+", "", begin))  # 00000-train, 00001-train
+            raise DataError(f"{path}: split {name!r}: {error}, or give --split NAME") from None
+        groups.setdefault(name, []).append(path)
+        names[name].add(re.sub(r"^[\W\d_]+", "", begin))  # 00000-train, 00001-train
     if not groups:
         inside = sorted({path.parent.name for path in folder.glob("*/*.tar")})
         more = f"; its folders have: {', '.join(inside[:5])}; name these, and --out FOLDER"
         raise DataError(f"{folder} has no .tar files{more * bool(inside)}")
-    for own, begins in names.items():
+    for name, begins in names.items():
         if len(begins) > 1 and not split:
             both = " and ".join(map(shown, sorted(begins)))
             raise DataError(
-                f"{folder}: tars that begin with {both} mean one split, {own}; rename some, or "
-                f"give --split {own} for all"
+                f"{folder}: tars that begin with {both} mean one split, {name}; rename some, or "
+                f"give --split {name} for all"
             )
     return groups
 

@@ -100,10 +100,10 @@ def built_paths(tars: Sequence[Path], shards: Sequence[ShardFile]) -> list[str] 
         if shard.sha256 not in known[tar.parent]:
             return None
         split, number = known[tar.parent][shard.sha256]
-        own = split.names_of(range(split.starts[number], split.starts[number + 1]))
-        if own is None:
+        of_shard = split.names_of(range(split.starts[number], split.starts[number + 1]))
+        if of_shard is None:
             return None
-        names += own
+        names += of_shard
     return names
 
 

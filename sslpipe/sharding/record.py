@@ -138,8 +138,8 @@ def forget_split(folder: Path, split: str) -> None:
 
 def _shards_in(folder: Path, split: str) -> list[Path]:
     """List a split's shards, sidecars and unfinished files by their names."""
-    own = re.compile(rf"\.?{re.escape(split)}-\d{{6}}\.(tar|offsets\.npy)(\..+)?")
-    return [path for path in sorted(folder.iterdir()) if own.fullmatch(path.name)]
+    pattern = re.compile(rf"\.?{re.escape(split)}-\d{{6}}\.(tar|offsets\.npy)(\..+)?")
+    return [path for path in sorted(folder.iterdir()) if pattern.fullmatch(path.name)]
 
 
 def _recorded_plan(record: Path) -> str | None:

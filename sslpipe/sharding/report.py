@@ -177,12 +177,12 @@ def save_report(folder: Path, report: Report) -> None:
 
 def class_counts(index: DatasetIndex, split: str) -> dict[str, int]:
     """Count the samples of each class of a split, by name; those without a label are omitted."""
-    own = index.split(split)
-    labels, counts = np.unique(own.labels, return_counts=True)  # labels may be 10^12
+    samples = index.split(split)
+    labels, counts = np.unique(samples.labels, return_counts=True)  # labels may be 10^12
     return {
         name: count
         for label, count in zip(labels.tolist(), counts.tolist(), strict=True)
-        if (name := own.class_name(label)) is not None
+        if (name := samples.class_name(label)) is not None
     }
 
 

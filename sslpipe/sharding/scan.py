@@ -127,8 +127,8 @@ def scan_tar(
             shared[member.key].append(member)
     with open_file(path) as file:
         for key, group in groupby(members, lambda m: m.stem if m.key in several else m.key):
-            own = [member for member in group if member not in shared.get(member.key, ())]
-            if not own:
+            unshared = [member for member in group if member not in shared.get(member.key, ())]
+            if not unshared:
                 continue
             if key in seen:
                 raise DataError(
@@ -136,11 +136,11 @@ def scan_tar(
                     "dot of a name); write them again side by side"
                 )
             seen.add(key)
-            beside = shared.get(own[0].key, ())
+            beside = shared.get(unshared[0].key, ())
             sample = _to_sample(
                 path=path,
                 descriptor=file.fileno(),
-                group=own,
+                group=unshared,
                 shared=beside,
                 image_suffixes=suffixes,
                 label_suffix=label_suffix,
@@ -168,11 +168,11 @@ def _keys_of_several(members: Sequence[Member], suffixes: Sequence[str]) -> set[
 def unread(left_out: Sequence[Group], path: Path) -> list[str]:
     """Name images in formats that shards do not hold, and the command that stores them anew."""
     kinds = (*SUFFIXES, *HEIC_SUFFIXES)
-    found = [each for each in left_out if each.what == WITHOUT_IMAGE and each.kind in kinds]
-    if not found:
+    groups = [each for each in left_out if each.what == WITHOUT_IMAGE and each.kind in kinds]
+    if not groups:
         return []
-    listed = ", ".join(f"{each.count:,} {each.kind}" for each in found)
-    is_lacking = any(each.kind not in SUFFIXES for each in found)
+    listed = ", ".join(f"{each.count:,} {each.kind}" for each in groups)
+    is_lacking = any(each.kind not in SUFFIXES for each in groups)
     return [
         f"images in formats that training does not read: {listed}; "
         + "pip install pillow-heif, then " * is_lacking

@@ -224,8 +224,8 @@ def listed_file(path: Place) -> Place:
         if each.is_file():
             return each
         if not is_image(each):
-            found = [each.with_name(each.name + suffix) for suffix in (*SUFFIXES, *_UPPER)]
-            there = [file for file in found if file.is_file()]
+            tried = [each.with_name(each.name + suffix) for suffix in (*SUFFIXES, *_UPPER)]
+            there = [file for file in tried if file.is_file()]
             if len(there) > 1:
                 raise DataError(
                     f"{each} is {there[0].name} or {there[1].name}: write the suffix into the "
@@ -342,14 +342,14 @@ def _where_instead(path: Path, root: Path) -> str:
     parts = re.split(r"[\\/]", str(below))
     patterns = [f"{above}{glob.escape(parts[-1])}*" for above in ("", "*/", "*/*/", "*/*/*/")]
     files = (file for pattern in patterns for file in root.glob(pattern))
-    found = next((file for file in files if parts[-1] in (file.name, file.stem)), None)
-    if found is None:
+    elsewhere = next((file for file in files if parts[-1] in (file.name, file.stem)), None)
+    if elsewhere is None:
         return ""
-    if len(parts) <= len(found.parts):
-        base = found.parents[len(parts) - 1]
-        if listed_file(base.joinpath(*parts)) == found:
-            return f"; {found} is there: give --root {base}"
-    return f"; {found} is there: write the paths of the list relative to --root"
+    if len(parts) <= len(elsewhere.parts):
+        base = elsewhere.parents[len(parts) - 1]
+        if listed_file(base.joinpath(*parts)) == elsewhere:
+            return f"; {elsewhere} is there: give --root {base}"
+    return f"; {elsewhere} is there: write the paths of the list relative to --root"
 
 
 def chosen_splits(options: SourceOptions, there: Iterable[str], where: object) -> list[str]:

@@ -61,8 +61,8 @@ class SplitName(NamedTuple):
 
 def split_of(name: str) -> str | None:
     """Return the split that a name means; None where it has other words, too, or no such word."""
-    found = _parse(name)
-    return found.split if found is not None and not found.rest else None
+    parsed = _parse(name)
+    return parsed.split if parsed is not None and not parsed.rest else None
 
 
 def read_splits(names: Iterable[str], where: str, only: str | None = None) -> dict[str, str]:
@@ -133,12 +133,12 @@ def _check_once(splits: Mapping[str, str], where: str) -> None:
 
 def names_like_splits(names: Iterable[str]) -> list[str]:
     """Return the names that hold the word of a split among others: test_tube, bullet train."""
-    found = []
+    alike = []
     for name in names:
         parsed = _parse(name)
         if parsed is not None and parsed.split in _SURE:
-            found.append(name)
-    return found
+            alike.append(name)
+    return alike
 
 
 def _parse(name: str) -> SplitName | None:

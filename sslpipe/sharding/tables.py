@@ -321,7 +321,7 @@ def _arrow_files(root: Path) -> list[Path]:
 
     Raises: DataError where a file is missing, or the rows are chosen by a file of indices.
     """
-    found = set(root.rglob("*.arrow"))
+    arrow_files = set(root.rglob("*.arrow"))
     for state in sorted(root.rglob("state.json")):
         try:
             tree = parse_object(read_file(state))
@@ -336,17 +336,19 @@ def _arrow_files(root: Path) -> list[Path]:
                 "dataset.flatten_indices()"
             )
         named = {state.parent / str(_get(file, "filename")) for file in files}
-        if lost := sorted(named - found):
+        if lost := sorted(named - arrow_files):
             raise DataError(f"{state} names {lost[0].name}, which is missing; copy it, too")
-        found -= {path for path in found if path.parent == state.parent and path not in named}
-    return sorted(found)
+        arrow_files -= {
+            path for path in arrow_files if path.parent == state.parent and path not in named
+        }
+    return sorted(arrow_files)
 
 
 def _check_one_configuration(root: Path, files: Sequence[_File]) -> None:
     """Raise DataError where files are of several data sets, as a repository of the hub may have."""
-    found = sorted({file.configuration for file in files})
-    if len(found) > 1:
-        places = [str(root / name) for name in found]
+    configurations = sorted({file.configuration for file in files})
+    if len(configurations) > 1:
+        places = [str(root / name) for name in configurations]
         more = f" and {len(places) - 3:,} more" * (len(places) > 3)
         raise DataError(
             f"{root} has files of several data sets, which are not merged: "

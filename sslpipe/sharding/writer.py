@@ -165,10 +165,12 @@ def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str
     classes = len(np.unique(labels[labels >= 0]))
     lines = []
     for name, split in splits.items():
-        own = labels[split.numbers]
-        line = f"split {name}: {counted(len(own), 'sample')} ({len(own) / len(labels):.1%})"
+        of_split = labels[split.numbers]
+        line = (
+            f"split {name}: {counted(len(of_split), 'sample')} ({len(of_split) / len(labels):.1%})"
+        )
         if classes:
-            line += f", {len(np.unique(own[own >= 0])):,} of {classes:,} classes"
+            line += f", {len(np.unique(of_split[of_split >= 0])):,} of {classes:,} classes"
         if by is not None:
             groups = find_groups(split.columns, by, "--split-by")[split.numbers]
             line += f", {counted(len(np.unique(groups)), 'group')} of {by}"
@@ -370,7 +372,7 @@ def _write_shard(
             name = images.names[number]
             label = int(images.labels[number])
             try:
-                suffix, raw, pixels, own = _encode(plan, number)
+                suffix, raw, pixels, of_image = _encode(plan, number)
             except BadSample as error:
                 if not skip_bad:
                     raise DataError(
@@ -378,7 +380,7 @@ def _write_shard(
                     ) from error
                 bad.append(f"{name}: {error}")
                 continue
-            remarks += [(what, "", name) for what in own]
+            remarks += [(what, "", name) for what in of_image]
             names.append(name)
             count += pixels.shape[1]
             sums += pixels.sum(axis=1)

@@ -253,8 +253,8 @@ def _spellings(
 
 def _without_chunks(stored: Tensors) -> Tensors:
     """Number blocks through that DINOv2 keeps in chunks, as blocks.CHUNK.BLOCK."""
-    found = {(int(m[1]), int(m[2])) for key in stored if (m := _CHUNKED.match(key))}
-    places = {pair: place for place, pair in enumerate(sorted(found))}
+    pairs = {(int(m[1]), int(m[2])) for key in stored if (m := _CHUNKED.match(key))}
+    places = {pair: place for place, pair in enumerate(sorted(pairs))}
 
     def joined(match: re.Match[str]) -> str:
         return f"blocks.{places[int(match[1]), int(match[2])]}."

@@ -145,16 +145,16 @@ def find_encoder(
         WeightsError: Two places of one rank hold it, with other values.
     """
     numbers = sum(t.numel() for t in backbone.network.state_dict().values())
-    found: list[tuple[str, Tensors, Match]] = []
+    fitting: list[tuple[str, Tensors, Match]] = []
     for prefix in checkpoint.prefixes(least=numbers // 2):
         tensors = checkpoint.under(prefix)
         match = match_tensors(backbone, kind, tensors)
         if holds_network(backbone, match):
-            found.append((prefix, tensors, match))
-    if not found or found[0][2].foreign:  # no student in place of a teacher that is larger
+            fitting.append((prefix, tensors, match))
+    if not fitting or fitting[0][2].foreign:  # no student in place of a teacher that is larger
         return None
-    prefix, tensors, match = found[0]
-    for other, _, rival in found[1:]:
+    prefix, tensors, match = fitting[0]
+    for other, _, rival in fitting[1:]:
         if _rank(other) == _rank(prefix) and not _same(match, rival):
             raise WeightsError(
                 f"{what} holds two such networks, {prefix!r} and {other!r}, with other values; "
@@ -165,7 +165,7 @@ def find_encoder(
         prefix=prefix,
         tensors=tensors,
         match=match,
-        others=[other for other, _, _ in found[1:]],
+        others=[other for other, _, _ in fitting[1:]],
     )
 
 

@@ -68,8 +68,8 @@ def read_weights(
     tree, sha256 = read_tree(source.path)
     config = _read_object(source.path, "config.json")
     checkpoint = open_checkpoint(tree, what)
-    own = _stated(source, config)
-    is_transformers = own is not None and own.kind == "transformers" and source.kind is None
+    stated = _stated(source, config)
+    is_transformers = stated is not None and stated.kind == "transformers" and source.kind is None
     # as the user named it, with the tag of timm's weights
     kind = source.kind
     tag = ""
@@ -80,16 +80,16 @@ def read_weights(
     notes = []
     if kind is not None:
         theirs = backbone_settings(kind=kind)
-    elif own is not None or component is not None:
-        theirs = own or component  # type: ignore[assignment]
+    elif stated is not None or component is not None:
+        theirs = stated or component  # type: ignore[assignment]
     else:
         theirs, note = _named_by_the_file(source, tree, checkpoint)
         notes.append(note)
     # where the encoder lies
-    wanted = _computing_as(component or theirs, own)
+    wanted = _computing_as(component or theirs, stated)
     try:
         sketch = _sketch(wanted, crop_px or own_size(wanted), checkpoint)
-        if is_transformers and wanted == own:
+        if is_transformers and wanted == stated:
             # as they are: some of its models have parts that are called as wrappers are
             named = {key: value for key, value in tree.items() if isinstance(value, Tensor)}
             renamed = transformers_tensors(wanted, named or checkpoint.tensors, what)
@@ -131,8 +131,8 @@ def read_weights(
         notes += encoder.notes
     if is_transformers and wanted.kind == "transformers":
         report["unexpected"] += renamed.dropped
-    found = {"source": what, "format": layout, "sha256": sha256}
-    return backbone, wanted, view, {**found, **report, "notes": [*notes, *more]}
+    origin = {"source": what, "format": layout, "sha256": sha256}
+    return backbone, wanted, view, {**origin, **report, "notes": [*notes, *more]}
 
 
 def _layout(config: dict[str, Any], encoder: Encoder | None) -> str:
@@ -369,10 +369,10 @@ def _build(
     """
     with within_memory("backbone"):
         backbone = build_backbone(component, crop_px=crop_px)
-    found = first_convolution(backbone.network)
+    convolution = first_convolution(backbone.network)
     # some see something else first than the image: its frequencies, its pixels folded
-    of_image = found is not None and found[1].in_channels == RGB_CHANNELS
-    sees = tensors.get(f"{found[0]}.weight") if found and of_image else None
+    of_image = convolution is not None and convolution[1].in_channels == RGB_CHANNELS
+    sees = tensors.get(f"{convolution[0]}.weight") if convolution and of_image else None
     if sees is not None and sees.ndim == 4 and sees.shape[1] not in (1, RGB_CHANNELS):
         arguments = {**component.arguments, "channels": sees.shape[1]}
         component = backbone_settings(component.kind, arguments)

@@ -194,12 +194,12 @@ def weights_file(folder: Path) -> Path:
     if (folder / INDEX).is_file():
         raise WeightsError(_of_images(folder, f"is a data set of shards (it has {INDEX})"))
     for suffix in SUFFIXES:
-        found = sorted(p for p in folder.glob(f"*{suffix}") if p.is_file())
-        if len(found) > 1:
-            names = ", ".join(p.name for p in found[:5])
+        files = sorted(p for p in folder.glob(f"*{suffix}") if p.is_file())
+        if len(files) > 1:
+            names = ", ".join(p.name for p in files[:5])
             raise WeightsError(f"{folder} holds several files of weights ({names}); name one")
-        if found:
-            return found[0]
+        if files:
+            return files[0]
     raise WeightsError(
         f"{folder} is neither an export nor a run: it has no {' and no '.join(OF_SSLPIPE)}; and it "
         f"has no weights of another program ({', '.join(PREFERRED[:3])}, ...)"

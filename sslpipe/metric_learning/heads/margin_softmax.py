@@ -314,5 +314,5 @@ class CircleSoftmax(MarginSoftmax):
         m = self.margin
         target = take_target(cosines, labels)
         others = (cosines.detach() + m).clamp_min(0) * (cosines - m)
-        own = (1 + m - target.detach()).clamp_min(0) * (target - (1 - m))
-        return self.gamma * with_target(others, labels, own)
+        of_class = (1 + m - target.detach()).clamp_min(0) * (target - (1 - m))
+        return self.gamma * with_target(others, labels, of_class)

@@ -42,10 +42,10 @@ class ProxyNCA(Head):
         cosines = _cosines(x, self.proxies)
         lengths = (x != 0).any(1)[:, None].to(x.dtype) + (self.proxies != 0).any(1)  # 2, or dead
         logits = -self.scale * (lengths - 2 * cosines)  # (B, C)
-        own = logits.gather(1, labels[:, None])[:, 0]
+        of_class = logits.gather(1, labels[:, None])[:, 0]
         if self.form == "paper":
             logits = logits.scatter(1, labels[:, None], -math.inf)
-        values = logits.logsumexp(1) - own  # (B,)
+        values = logits.logsumexp(1) - of_class  # (B,)
         return row_mean(values)
 
 
@@ -74,13 +74,13 @@ class ProxyAnchor(Head):
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
         everyone = gather_with_grad(x)  # (N, D)
         cosines = _cosines(everyone, self.proxies)  # (N, C)
-        own = F.one_hot(all_gather_rows(labels), len(self.proxies)).bool()
+        is_class = F.one_hot(all_gather_rows(labels), len(self.proxies)).bool()
         one = cosines.new_zeros(1, len(self.proxies))  # log 1
-        pull = (-self.alpha * (cosines - self.delta)).masked_fill(~own, -math.inf)
-        push = (self.alpha * (cosines + self.delta)).masked_fill(own, -math.inf)
+        pull = (-self.alpha * (cosines - self.delta)).masked_fill(~is_class, -math.inf)
+        push = (self.alpha * (cosines + self.delta)).masked_fill(is_class, -math.inf)
         pulls = torch.cat([one, pull]).logsumexp(0)  # (C,), 0 for a class not in the batch
         pushes = torch.cat([one, push]).logsumexp(0)
-        return pulls.sum() / own.any(0).sum().clamp_min(1) + pushes.mean()
+        return pulls.sum() / is_class.any(0).sum().clamp_min(1) + pushes.mean()
 
 
 class SoftTriple(Head):

@@ -66,8 +66,8 @@ class MagnetLoss(MetricLoss):
         known = groups.column_group >= 0
         if not len(groups.means):
             return [per_row(batch.anchors.sum(1) * 0, batch.labels >= 0)]
-        own = groups.means[groups.column_group.clamp_min(0)]  # (M, D)
-        spread = (batch.columns - own).square().sum(1).masked_fill(~known, 0).sum()
+        centres = groups.means[groups.column_group.clamp_min(0)]  # (M, D)
+        spread = (batch.columns - centres).square().sum(1).masked_fill(~known, 0).sum()
         # where all rows of each cluster are one, s2 = 0: it is kept above rounding, at any scale
         info = torch.finfo(spread.dtype)
         rows = batch.columns.detach()[known]

@@ -43,11 +43,11 @@ class MultiLabelCircleLoss(Part):
             )
         if not targets.is_cuda and not bool(((targets == 0) | (targets == 1)).all()):
             raise ValueError("targets must be 0 or 1: whether a row has a class")
-        own = targets.bool()
+        has_class = targets.bool()
         with torch.autocast(scores.device.type, enabled=False):
             x = self.gamma * scores.to(torch.promote_types(scores.dtype, torch.float32))
-            push = x.masked_fill(own, NEVER[x.dtype]).logsumexp(1)  # (B,)
-            pull = (-x).masked_fill(~own, NEVER[x.dtype]).logsumexp(1)
+            push = x.masked_fill(has_class, NEVER[x.dtype]).logsumexp(1)  # (B,)
+            pull = (-x).masked_fill(~has_class, NEVER[x.dtype]).logsumexp(1)
             values = (
                 F.softplus(push) + F.softplus(pull) if self.threshold else F.softplus(push + pull)
             )

@@ -196,8 +196,8 @@ class MarginLoss(MetricLoss):
     def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         beta = batch.anchors.new_full((len(batch.labels),), self.beta)
         if self.learned_beta is not None:
-            own = batch.labels.clamp_min(0) if self.learn == "class" else 0 * batch.labels
-            beta = self.learned_beta.to(beta.dtype)[own]  # (n,)
+            places = batch.labels.clamp_min(0) if self.learn == "class" else 0 * batch.labels
+            beta = self.learned_beta.to(beta.dtype)[places]  # (n,)
         d = batch.distances("euclidean")
         term = _together(
             *_hinges(d=d, pairs=pairs, near=beta - self.alpha, far=beta + self.alpha, squared=False)

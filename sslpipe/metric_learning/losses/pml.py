@@ -41,13 +41,13 @@ class DelegatedLoss(Part):
     def setup(self) -> None:
         """Make the loss."""
         super().setup()
-        own = dict(self.arguments or {})
+        arguments = dict(self.arguments or {})
         if self.name not in DELEGATED:
             raise UserError(
                 f"name = {self.name!r} is not delegated{did_you_mean(self.name, DELEGATED)}; "
                 f"delegated: {', '.join(DELEGATED)}; the usual ones are entries of METRIC_LOSSES"
             )
-        for key in REFUSED.keys() & own.keys():
+        for key in REFUSED.keys() & arguments.keys():
             raise UserError(f"arguments.{key} is refused: {REFUSED[key]}")
         try:
             from pytorch_metric_learning import losses
@@ -55,7 +55,7 @@ class DelegatedLoss(Part):
             raise UserError(
                 f"{self.name} comes from pytorch-metric-learning: {install('pml')}"
             ) from error
-        self.loss = getattr(losses, self.name)(**own)
+        self.loss = getattr(losses, self.name)(**arguments)
 
     def forward(
         self,

@@ -123,8 +123,8 @@ class RankingAndTagsLoss(MetricLoss):
     def setup(self) -> None:
         """Make a classifier for each tag."""
         super().setup()
-        own = torch.arange(self.num_classes)[:, None]
-        table = own if self.tags is None else torch.tensor(self.tags)
+        classes = torch.arange(self.num_classes)[:, None]
+        table = classes if self.tags is None else torch.tensor(self.tags)
         if table.dim() != 2 or len(table) != self.num_classes or int(table.min()) < 0:
             raise ValueError(
                 f"tags must be a list of tags >= 0 for each of {self.num_classes} classes"

@@ -150,15 +150,17 @@ class NPairLoss(MetricLoss):
         # differences of an anchor's products alone count; taken so, they keep their digits
         s = anchors @ centered_columns(partners).T  # (A, B)
         at = rows[:, None], seconds
-        # own: one partner at most
-        own = pairs.positive[at]
+        # one partner at most
+        is_partner = pairs.positive[at]
         other = pairs.negative[at]
-        one = own.to(s.dtype)
+        one = is_partner.to(s.dtype)
         gap = masked_lse(s, other) - (one * s).sum(1) if len(seconds) else s.sum(1)
         penalty = anchors.square().sum(1) + one @ partners.square().sum(1)
         values = F.softplus(gap) + self.l2_weight * penalty  # (A,)
         everyone = values.new_zeros(len(batch.labels)).index_put((rows,), values)
-        paired = torch.zeros_like(batch.labels, dtype=torch.bool).index_put((rows,), own.any(1))
+        paired = torch.zeros_like(batch.labels, dtype=torch.bool).index_put(
+            (rows,), is_partner.any(1)
+        )
         return [per_row(everyone, paired)]
 
 
@@ -323,10 +325,10 @@ class TupletMarginLoss(MetricLoss):
         base = (s - relative).detach().mean(1, keepdim=True)  # (n, 1)
         if not batch.unit:
             base = (batch.anchors @ batch.columns.detach().mean(0))[:, None]
-        own = math.cos(self.margin) * slots.take(relative) + (math.cos(self.margin) - 1) * base
-        own = own + math.sin(self.margin) * sines  # (n, P)
+        sums = math.cos(self.margin) * slots.take(relative) + (math.cos(self.margin) - 1) * base
+        sums = sums + math.sin(self.margin) * sines  # (n, P)
         negatives = masked_lse(relative, pairs.negative, self.scale)[:, None]
-        terms = [per_pair(F.softplus(negatives - self.scale * own), slots.filled)]
+        terms = [per_pair(F.softplus(negatives - self.scale * sums), slots.filled)]
         if self.variance_weight:
             low = (1 - self.epsilon) * _global_mean(cosines, slots.filled) - cosines
             high = s - (1 + self.epsilon) * _global_mean(s, pairs.negative)
@@ -402,8 +404,8 @@ def _exponents(
     s: Tensor, everyone: Tensor, c: float, slots: Slots, negative: Tensor, rows: slice
 ) -> Tensor:
     """(r, P, M); NEVER where the column is no negative."""
-    own = s[rows].masked_fill(~negative[rows], NEVER[s.dtype])
-    return everyone[slots.columns[rows]].add_(own[:, None]).mul_(c)
+    negatives = s[rows].masked_fill(~negative[rows], NEVER[s.dtype])
+    return everyone[slots.columns[rows]].add_(negatives[:, None]).mul_(c)
 
 
 def _global_mean(x: Tensor, mask: Tensor) -> Tensor:

@@ -318,8 +318,8 @@ def _new(
 def _open(path: Path, backbone: "FrozenBackbone", flatten: bool | None = None) -> "Gallery":
     """Read a gallery that was made with this backbone."""
     book = _read(path)
-    own = {key: text for key, text in book.metadata.items() if key != FLATTENED}
-    if own != _made_with(backbone):
+    made_with = {key: text for key, text in book.metadata.items() if key != FLATTENED}
+    if made_with != _made_with(backbone):
         raise UserError(
             f"{path} was made with another model, flattening or background; its embeddings mean "
             "nothing to this one: give that --model, or enrol into a new file"

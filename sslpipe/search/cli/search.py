@@ -70,8 +70,8 @@ def search(
     queries = inputs.images_of(images, backbone.image_type)
     kept, rows = encode_readable(backbone, queries)
     queries = [queries[place] for place in kept]
-    found = search.find(rows, top, where=where)
-    keys = [[search.key(hit) for hit in hits] for hits in found]
+    answers = search.find(rows, top, where=where)
+    keys = [[search.key(hit) for hit in hits] for hits in answers]
     lines = [
         {
             "query": str(query),
@@ -83,7 +83,7 @@ def search(
             "name": name,
             "class": search.splits[hit.part].class_name(hit.label),
         }
-        for query, hits, names in zip(queries, found, keys, strict=True)
+        for query, hits, names in zip(queries, answers, keys, strict=True)
         for place, (hit, name) in enumerate(zip(hits, names, strict=True), 1)
     ]
     if as_json:
@@ -96,7 +96,7 @@ def search(
     if out is not None:
         from sslpipe.search.pages import search_page
 
-        write_atomically(out, search_page(search, queries, found, keys))
+        write_atomically(out, search_page(search, queries, answers, keys))
         say(f"{out}: open it in a browser")
 
 
