@@ -211,6 +211,18 @@ WRONG = {
         lambda t: sslpipe.load_recipe(write_recipe(t), "steps=2"),
         r"overrides = 'steps=2' is not a list; give \['steps=2'\]",
     ),
+    "no architecture": (
+        lambda t: sslpipe.load_backbone(torch.nn.Flatten()),
+        "a Flatten does not say .*architecture=.*sslpipe.knn",
+    ),
+    "half an architecture": (
+        lambda t: sslpipe.load_backbone(torch.nn.Flatten(), architecture="resnet18"),
+        "architecture = 'resnet18' .*'torchvision/resnet18' or 'timm/resnet18'",
+    ),
+    "a bare name": (
+        lambda t: sslpipe.load_backbone("resnet50"),
+        "timm:resnet50 or torchvision:resnet50",
+    ),
     "report 3": (lambda t: sslpipe.write_report(3), "run_dirs = 3"),
     "build into 3": (lambda t: sslpipe.build_dataset(3, root=t), "out = 3"),
     "build of a folder": (lambda t: sslpipe.build_dataset(t / "out", t), "root="),
@@ -276,3 +288,11 @@ def test_the_preview_of_a_notebook_is_that_of_the_command(tmp_path):
     assert sslpipe.preview(recipe, data, images=2).height < ours.height
     with pytest.raises(UserError, match="images = 0"):
         sslpipe.preview(recipe, data, images=0)
+
+
+def test_a_warning_of_an_image_without_a_row_points_at_the_callers_line(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(picture(0)))
+    (tmp_path / "b.png").write_bytes(b"text")
+    with pytest.warns(UserWarning, match=r"images\[1\] has no row") as said:
+        sslpipe.embed(trained(), [tmp_path / "a.png", tmp_path / "b.png"], device="cpu")
+    assert [each.filename for each in said] == [__file__]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sslpipe.arguments import checked
 from sslpipe.augment.eval_view import EvalView, eval_view_for, normalisation
 from sslpipe.data.image_type import RGB8
-from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError
+from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError, shown
 from sslpipe.evaluation.suite_file import read_suite
 from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
@@ -25,7 +25,7 @@ from sslpipe.export.join import at_size, join
 from sslpipe.export.model import FrozenBackbone, freeze
 from sslpipe.export.saved import Config
 from sslpipe.files import Tree
-from sslpipe.models.backbones import build_backbone
+from sslpipe.models.backbones import BACKBONES, build_backbone
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.models.state import float32_by_default, module_sha256
@@ -185,7 +185,13 @@ def _load_module(
     if architecture is None:
         raise WeightsError(
             f"a {what} does not say which architecture it is: load_backbone(module, "
-            'architecture="torchvision/resnet50")'
+            'architecture="torchvision/resnet50"); of a network of your own compare its features, '
+            "as sslpipe.knn and ImageSearch take them"
+        )
+    if "/" not in architecture and architecture not in BACKBONES.names():
+        raise WeightsError(
+            f"architecture = {shown(architecture)} is no KIND/NAME; give 'torchvision/"
+            f"{architecture}' or 'timm/{architecture}'"
         )
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.safetensors"

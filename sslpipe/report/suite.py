@@ -53,6 +53,19 @@ Say = Callable[[str], None]
 Sets = dict[str, Pair | Callable[[], Pair]]  # name -> train and test, or what embeds them
 
 
+class SuiteReport(dict[str, Any]):
+    """What stands in an eval.json; shown as its verdict and the numbers of its table."""
+
+    def __repr__(self) -> str:
+        lines = [str(self.get("verdict") or "no verdict: it compared nothing")]
+        for row in self["rows"]:
+            if row["column"] is not None:
+                low, high = (f"{100 * end:.1f}" for end in row["interval95"])
+                value = f"{100 * row['value']:.1f} [{low}, {high}] %"
+                lines.append(f"{features_name(row)}, {row['column']}: {value}")
+        return "\n".join(lines)
+
+
 class Embedding(NamedTuple):
     """How images are embedded, and who hears of it."""
 
@@ -87,11 +100,11 @@ def suite(
     say: Say | None = None,
     progress: Progress | None = None,
     on_bad: OnBad | None = None,
-) -> dict[str, Any]:
+) -> SuiteReport:
     """Measure a backbone beside pixels, random weights and others, as `evaluate suite` does.
 
     >>> report = sslpipe.suite("runs/photos", "out/photos", out="runs/photos/eval.json")
-    >>> print(report["verdict"], report["rows"])
+    >>> print(report)  # the verdict and a line a number; report["rows"] has all
 
     Of a run the features are left in it, and its trackers get the numbers. After Ctrl-C
     (KeyboardInterrupt) the report has what was measured, and "incomplete".
@@ -114,8 +127,8 @@ def suite(
         on_bad: Called with each sample that cannot be decoded; None: it is warned of.
 
     Returns:
-        What stands in an eval.json, see `sslpipe.evaluation.suite_file`: "verdict", "rows" (a
-        number each), "comparisons", "against", "left_out", "leakage", "facts".
+        What stands in an eval.json, as a dictionary; see `sslpipe.evaluation.suite_file`:
+        "verdict", "rows" (a number each), "comparisons", "against", "left_out", "leakage", "facts".
 
     Raises:
         UserError: A model, the data set or the device cannot be had, or they do not fit.
@@ -185,7 +198,7 @@ def suite(
         say=lambda text: say(renamed(text, known_as)),
         progress=lambda title, total: progress(renamed(title, known_as), total),
     )
-    report: dict[str, Any] = parse_object(json_text(measured))  # as a reader of the file has it
+    report = SuiteReport(parse_object(json_text(measured)))  # as a reader of the file has it
     if out is not None:
         file = as_path(out, "out")
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -100,9 +100,11 @@ def parse_source(text: str | Path) -> Source:
         elif file is not None:
             path = file
     if not path.exists():
+        is_name = re.fullmatch(r"\w[\w-]*", text) is not None
+        by_name = f"; a network by its name is timm:{text} or torchvision:{text}" * is_name
         raise WeightsError(
-            f"{text} is neither an export nor a run, nor other weights: there is no {path}; a "
-            f"source of weights is {EXPECTED}"
+            f"{text} is neither an export nor a run, nor other weights: there is no {path}"
+            f"{by_name}; a source of weights is {EXPECTED}"
         )
     if path.suffix in (".npy", ".npz"):
         raise WeightsError(

@@ -215,6 +215,14 @@ def test_suite_from_python_is_the_commands_and_leaves_the_model_alone(run, stran
     report = sslpipe.suite(str(run_dir), str(data), out=str(ours), against=[stranger])
     assert ours.read_bytes() == out.read_bytes()
     assert report == json.loads(out.read_text())
+    # shown as the verdict, and a line for each number of the table
+    verdict, *lines = repr(report).splitlines()
+    assert verdict == report["verdict"]
+    shown = [row for row in report["rows"] if row["column"] is not None]
+    assert len(lines) == len(shown) > 3
+    for line, row in zip(lines, shown, strict=True):
+        assert row["column"] in line
+        assert f"{100 * row['value']:.1f} [" in line
     # a backbone in memory has the same numbers, and no folder to leave features in
     model = load_backbone(run_dir)
     before = module_sha256(model.backbone)
