@@ -29,7 +29,7 @@ from sslpipe import embed
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.retrieval import retrieval_per_query
 
-PX = (96, 160)
+PX = (128, 192)
 START, CHOSEN, TRAINED, JOINED = "start", "start, chosen", "trained", "trained, chosen"
 ALL = "Recall@1 among all"
 METRICS = {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
@@ -74,7 +74,7 @@ def run(folder: Path, name: str, seed: int, settings: list[str], out: Path) -> l
         if error.returncode != 2:  # else the run kept its start, and is skipped as the same weights
             raise
     backbones = {
-        START: f"{weights}@{PX[0]}",
+        START: f"{weights}@{PX[-1]}",
         CHOSEN: choice,
         TRAINED: trained,
         JOINED: joined / "backbone",

@@ -182,6 +182,7 @@ def read_recipe(place: Place, job: Job, index: DatasetIndex) -> Recipe | Finetun
     own += ["run.save_steps=1000000", f"run.log_steps={max(1, job.steps // 3)}"]
     if job.method == LABELLED:
         own += [f"sampler.classes_per_batch={min(16, len(np.unique(split.labels)))}"]
+        own += ["augment.crop_px=64"]  # evaluated at 96 px, as the other rows
         own += [*filter(None, [job.setting]), *place.settings]
         labelled = load_recipe(RECIPES / f"{LABELLED_RECIPE}.toml", own)
         assert isinstance(labelled, FinetuneRecipe)
