@@ -29,10 +29,7 @@ _CORE = {
     "runs": ("train", "List the runs under a folder: recipe, steps, numbers, disk."),
     "slurm": ("train", "Print the SLURM batch script of a training, or submit it."),
     "embed": ("embed", "Write the features, labels and ids of every sample of a split."),
-    "whiten": (
-        "export",
-        "Flatten the features of an export by the PCA of TRAIN; keep the crops of TRAIN, too.",
-    ),
+    "whiten": ("export", "Flatten the features of an export by the PCA of TRAIN."),
     "evaluate": ("evaluate", "Measure frozen features: kNN, linear probes, retrieval and more."),
     "report": ("report", "Show a run, or several side by side, in one HTML file."),
     "export": ("export", "Export the backbone; each format is verified in a clean process."),

@@ -159,6 +159,8 @@ def print_report(folder: Path, manifest: "Manifest", report: "Report") -> None:
         print(line)
     count = len(manifest.classes)
     classes = counted(count, "class") if count else "no classes"
+    if not count and any(split.classes for split in report.splits.values()):
+        classes = "classes without names, which `shards index --classes FILE` gives"
     print(f"{folder / 'dataset.json'}: {classes}; this report: {folder / FILE}")
     names = [*manifest.splits]
     split = [] if "train" in names else ["--split", names[0]]

@@ -118,9 +118,10 @@ def whiten(
     ] = None,
     dims: Annotated[int | None, option("Axes to keep. Default: all.", min=1)] = None,
 ) -> None:
-    """Flatten the features of an export by the PCA of TRAIN; keep the crops of TRAIN, too.
+    """Flatten the features of an export by the PCA of TRAIN.
 
-    The export stores both. From then on `encode` and `sslpipe embed` apply them.
+    The export stores it, and the crops of TRAIN; from then on `encode` and `sslpipe embed` apply
+    both.
     """
     if not (model / "config.json").is_file():
         raise UserError(f"{model} holds no config.json; name the folder of an export")

@@ -135,8 +135,10 @@ def choose(
     skipped: list[str] = []
 
     def skip(source: str, error: UserError) -> None:
-        skipped.append(f"{source}: {error}")
-        say(f"skipped: {source}: {error}")
+        text = str(error)
+        line = text if text.startswith(source) else f"{source}: {text}"  # each is named once
+        skipped.append(line)
+        say(f"skipped: {line}")
 
     def reasons() -> str:
         """Return why each candidate was skipped, where nobody has been told."""

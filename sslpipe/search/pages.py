@@ -10,6 +10,7 @@ from sslpipe.data.decode import BadSample
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError
+from sslpipe.evaluation.difference import excludes_zero
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.whiten import fit_powers
 from sslpipe.export.model import read_image
@@ -20,6 +21,7 @@ from sslpipe.report.pictures import THUMB_PX, shortest_uri, thumbnails
 from sslpipe.search.candidates import Candidate
 from sslpipe.search.images import Hit, ImageSearch
 from sslpipe.search.ranking import (
+    CHOSEN_BY,
     FEW_LABELLED,
     Ranked,
     best_forms,
@@ -151,6 +153,8 @@ def _advice(first: Ranked, best: Ranked, plain: Ranked, others: str, few: int | 
             f"Use {best.name}: better than {plain.name}, the best single network, on {others}, but "
             "not clearly: that may be chance"
         )
+        if excludes_zero(best.more[CHOSEN_BY].interval95):
+            advice += ", as all rows were compared at once and one may win by luck"
         if best.parts != plain.parts:
             advice += ", and where cost counts the single network will do"
     if few is None:

@@ -137,6 +137,7 @@ def test_the_version_is_shown_without_an_import_of_torch(monkeypatch, capsys):
 def test_the_list_of_commands_says_what_each_says_of_itself(name):
     own = " ".join((load_command(name).help or "").split())
     assert own.startswith(COMMANDS[name][1].removesuffix("."))
+    assert len(COMMANDS[name][1]) <= 68, "at 80 columns it would end in ..."
 
 
 @pytest.mark.parametrize("name", ["embed", "evaluate", "gallery", "report", "shards", "whiten"])

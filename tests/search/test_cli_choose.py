@@ -225,6 +225,7 @@ def test_a_candidate_that_fails_is_named_and_the_others_are_ranked(call, models,
     skipped = [line for line in errors.splitlines() if line.startswith("skipped: ")]
     assert len(skipped) == 3 == len(json.loads((out / "choice.json").read_text())["skipped"])
     assert "there is no" in skipped[0]
+    assert skipped[0].startswith(f"skipped: {none} is neither"), "its name stands there twice"
     assert "not finite" in skipped[1]
     assert "70000" in skipped[2]
     assert "Use small_resnet@16" in said

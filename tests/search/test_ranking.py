@@ -14,7 +14,7 @@ from sslpipe.evaluation.difference import Difference
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.flatten import POWERS, choose_power, why_unlabelled
 from sslpipe.evaluation.whiten import fit_whitening
-from sslpipe.search import ranking
+from sslpipe.search import pages, ranking
 from sslpipe.search.ranking import (
     CornerViews,
     Ranked,
@@ -296,3 +296,16 @@ def test_training_takes_the_part_of_a_join_that_is_best_alone():
     assert best_first(("a", "b"), ranked) == ("b", "a")
     assert best_first(("a", "c"), ranked) == ("a", "c")
     assert best_first(("c",), ranked) == ("c",)
+
+
+@pytest.mark.parametrize(("low", "by_all_rows"), [(0.01, True), (-0.01, False)])
+def test_an_interval_above_zero_that_is_not_clear_says_why(low, by_all_rows):
+    def row(parts, interval, p):
+        more = {"MAP@R": Difference(0.1, interval, 0.04, "classes", 9)}
+        return ranking.Ranked(parts, None, 0.5, {"MAP@R": 0.5}, more, p)
+
+    plain = row(("a",), (0.0, 0.0), 1.0)
+    best = row(("a", "b"), (low, 0.2), 0.2)
+    said = pages._advice(best, best, plain, "9 classes", None)
+    assert "not clearly" in said
+    assert ("compared at once" in said) == by_all_rows

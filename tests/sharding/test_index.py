@@ -354,3 +354,21 @@ def test_labels_of_joined_folders_are_still_verified(tmp_path, capsys):
     (out / "dataset.json").write_text(text.replace(entry.offsets_sha256, changed))
     assert run("verify", out) == 1
     assert "does not describe" in capsys.readouterr().out
+
+
+def test_classes_without_names_are_no_lack_of_classes(tmp_path, capsys):
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    members = [
+        (f"{k}.{end}", jpeg(k) if end == "jpg" else b"%d" % (k % 2))
+        for k in range(4)
+        for end in ("jpg", "cls")
+    ]
+    write_tar(tars / "train-0.tar", *members)
+    assert run("index", tars) == 0
+    said = capsys.readouterr().out
+    assert "no classes" not in said
+    assert "--classes FILE" in said
+    (tmp_path / "names.txt").write_text("ape\nbee\n")
+    assert run("index", tars, "--classes", tmp_path / "names.txt") == 0
+    assert "dataset.json: 2 classes;" in capsys.readouterr().out
