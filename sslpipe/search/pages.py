@@ -12,6 +12,7 @@ from sslpipe.data.index import Split
 from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import excludes_zero
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.flatten import CHOSEN_BY
 from sslpipe.evaluation.whiten import fit_powers
 from sslpipe.export.model import read_image
 from sslpipe.random import permutation
@@ -21,7 +22,6 @@ from sslpipe.report.pictures import THUMB_PX, shortest_uri, thumbnails
 from sslpipe.search.candidates import Candidate
 from sslpipe.search.images import Hit, ImageSearch
 from sslpipe.search.ranking import (
-    CHOSEN_BY,
     FEW_LABELLED,
     Ranked,
     best_forms,

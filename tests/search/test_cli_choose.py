@@ -168,7 +168,7 @@ def test_a_folder_of_images_is_answered_and_the_named_commands_work(
         ({"sources": []}, "sources is empty"),
         (
             {"sources": ["none.pth"]},
-            r"no candidate can be read: none\.pth: .*there is no none\.pth",
+            r"no candidate can be read: none\.pth .*there is no none\.pth",
         ),
         ({"px": 96}, r"px = 96 is not a list; give \[96\]"),
         ({"device": "tpu"}, "device = 'tpu'"),
