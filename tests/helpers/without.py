@@ -26,7 +26,7 @@ WORDS = {  # beside the module: its commands in a test's own words, a kind of re
 }
 OF_ALL = (  # files about the whole: every page, every satellite
     *("test_docs.py", "test_page_commands.py", "test_satellites.py", "test_layers.py"),
-    *("test_faults.py", "test_promises.py", "test_notebooks.py"),
+    *("test_fault_matrix.py", "test_promises.py", "test_notebooks.py"),
 )
 NO_USERS = (  # they name it, and do without
     *("tests.conftest", "tests.helpers.processes", "tests.helpers.without"),
