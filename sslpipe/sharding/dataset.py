@@ -11,7 +11,7 @@ from sslpipe.errors import DataError, as_path, shown
 from sslpipe.sharding.build import Built, Progress, silent, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.gather import parse_pattern
-from sslpipe.sharding.memory import Rows, are_rows, reader_of
+from sslpipe.sharding.in_memory import Rows, are_rows, reader_of
 from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import SourceOptions, SourceReader
 from sslpipe.sharding.writer import Layout

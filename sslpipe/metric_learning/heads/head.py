@@ -1,7 +1,7 @@
 """Head: what all heads share."""
 
 from abc import abstractmethod
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from sslpipe.distributed import global_mean
 from sslpipe.metric_learning.losses.pairwise import (
     LabelCounts,
+    LabelledPart,
     References,
-    check_call,
     labelled_rows,
 )
-from sslpipe.registry.part import Derived, Dim, Part
+from sslpipe.registry.part import Derived, Dim
 
 
-class Head(Part):
+class Head(LabelledPart):
     """Compare embeddings with weights of their classes.
 
     Shape:
@@ -29,11 +29,6 @@ class Head(Part):
     """C."""
     dim: Dim
     """D."""
-
-    def __call__(self, *rows: Tensor, **known: Any) -> Any:
-        """Call `forward`. Raises: UserError, as `check_call`."""
-        check_call(self, len(rows), known.get("miner"))
-        return super().__call__(*rows, **known)
 
     def forward(
         self,

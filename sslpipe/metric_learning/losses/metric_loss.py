@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -11,24 +11,24 @@ from torch import Tensor, nn
 from sslpipe.distributed import current_rank, global_mean, global_sum
 from sslpipe.metric_learning.losses.pairwise import (
     LabelCounts,
+    LabelledPart,
     LabelledRows,
     Pairs,
     PerAnchor,
     References,
-    check_call,
     compare,
     labelled_rows,
     unit,
 )
 from sslpipe.precision import wide_dtype
-from sslpipe.registry.part import Derived, Part
+from sslpipe.registry.part import Derived
 
 Reduction = Literal["mean", "mean_active", "sum", "none"]
 AboveZero = Annotated[float, Field(ge=1e-12, le=1e12)]  # its inverse is a float32, too
 NumClasses = Annotated[int, Field(ge=1), Derived()]
 
 
-class MetricLoss(Part):
+class MetricLoss(LabelledPart):
     """Compute a loss of labelled embeddings, compared over all ranks.
 
     A subclass declares its settings as fields, and defines `row_terms`, its formula. Weights of its
@@ -60,11 +60,6 @@ class MetricLoss(Part):
     @abstractmethod
     def row_terms(self, batch: LabelledRows, pairs: Pairs) -> Sequence[PerAnchor]:
         """Compute the paper's formula: terms, which are added up."""
-
-    def __call__(self, *rows: Tensor, **known: Any) -> Any:
-        """Call `forward`. Raises: UserError, as `check_call`."""
-        check_call(self, len(rows), known.get("miner"))
-        return super().__call__(*rows, **known)
 
     def forward(
         self,

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from sslpipe.distributed import all_gather_rows, current_rank, gather_with_grad, row_counts
 from sslpipe.errors import UserError, shown
+from sslpipe.registry.part import Part
 
 Distance = Literal["euclidean", "squared", "cosine"]
 
@@ -156,23 +157,24 @@ def labelled_rows(
     return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), labels
 
 
-def check_call(loss: nn.Module, places: int, miner: object) -> None:
-    """Refuse a third argument by its place, and what is no miner.
+class LabelledPart(Part):
+    """What is called with embeddings and labels by place, and all else by its name."""
 
-    Raises:
-        UserError: With the call as it is written.
-    """
-    name = type(loss).__name__
-    if places > 2:
-        raise UserError(
-            f"{name} takes embeddings and labels by place and all else by its name; call "
-            "loss(embeddings, labels, miner=miner), with the miner itself, not what it returns"
-        )
-    if miner is not None and not isinstance(miner, nn.Module):
-        raise UserError(
-            f"miner = {shown(miner)} is no miner; give one that is made, as in "
-            "loss(embeddings, labels, miner=SemiHardMiner())"
-        )
+    def __call__(self, *rows: Tensor, **known: Any) -> Any:
+        """Call `forward`. Raises: UserError, for a third argument by place, and for no miner."""
+        miner = known.get("miner")
+        if len(rows) > 2:
+            raise UserError(
+                f"{type(self).__name__} takes embeddings and labels by place and all else by its "
+                "name; call loss(embeddings, labels, miner=miner), with the miner itself, not what "
+                "it returns"
+            )
+        if miner is not None and not isinstance(miner, nn.Module):
+            raise UserError(
+                f"miner = {shown(miner)} is no miner; give one that is made, as in "
+                "loss(embeddings, labels, miner=SemiHardMiner())"
+            )
+        return super().__call__(*rows, **known)
 
 
 def middle_row(rows: Tensor) -> Tensor:

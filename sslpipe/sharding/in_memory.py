@@ -74,7 +74,8 @@ def _images(split: str, rows: Rows, labelled: bool) -> Images:
         try:
             raw, label = read(number)
         except BadSample:  # which the writing reports
-            raw, label = b"", None
+            raw = b""
+            label = None
         labels.append(_class_text(label, known, name) if labelled else None)
         sizes[number] = len(raw)
         contents.update(hashlib.sha256(raw).digest())
