@@ -79,7 +79,7 @@ def test_the_kernels_make_views_of_every_size(crop_px):
     found = in_a_process(calls, TRITON_INTERPRET="1")
     for preset, (error, _) in found.pop("whole_views").items():
         rotates = any(spec.rotation_deg for spec in FusedViews(preset, 32).specs)
-        # where a pixel is rotated to is a float32 of up to crop_px; its neighbours differ by up to 1
+        # the place that a pixel comes from is a float32 of up to crop_px; neighbours differ by 1
         assert error <= max(2e-5, 4 * crop_px * 2.0**-23 if rotates else 0.0), preset
     assert max(found.values()) <= 2e-5
 
