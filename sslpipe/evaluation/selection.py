@@ -8,12 +8,13 @@ value knows nothing: no condition holds for it, != neither.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sslpipe.data.holdout import CLASS
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError, did_you_mean, shown
 
@@ -76,6 +77,9 @@ def select(conditions: list[Condition], split: Split, ids: ArrayLike) -> NDArray
     ids = np.asarray(ids, np.int64)
     chosen = np.ones(len(ids), bool)
     for name, operator, texts in conditions:
+        if name == CLASS and name not in split.columns:
+            chosen &= _of_classes(operator, texts, split, ids)
+            continue
         column = split.column(name)
         if column.kind == "text" and operator not in _UNORDERED:
             raise DataError(
@@ -96,6 +100,23 @@ def select(conditions: list[Condition], split: Split, ids: ArrayLike) -> NDArray
             holds = OPERATORS[operator](values, wanted[0])
         chosen &= holds & ~column.missing(ids)
     return chosen
+
+
+def _of_classes(
+    operator: str, texts: Sequence[str], split: Split, ids: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return which samples are of these classes, or, of "!=", of another one. (n,) ids -> (n,)."""
+    if operator not in _UNORDERED:
+        raise DataError(f"classes have no order: {operator} is not for them; use =, != or in")
+    known = {name: label for label, name in enumerate(split.index.manifest.classes)}
+    unnamed = np.unique(split.labels[split.labels >= len(known)])
+    known |= {str(label): label for label in unnamed.tolist()}
+    for text in texts:
+        if text not in known:
+            raise DataError(f"no sample has {CLASS} = {shown(text)}{did_you_mean(text, known)}")
+    labels = split.labels[ids]
+    among = np.isin(labels, [known[text] for text in texts])
+    return ~among & (labels >= 0) if operator == "!=" else among
 
 
 def _check_known(text: str, split: Split, name: str) -> None:

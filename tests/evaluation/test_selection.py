@@ -66,6 +66,24 @@ def test_conditions_choose_samples(split, text, expected):
     assert chosen(split, text) == expected
 
 
+def test_a_class_is_chosen_by_its_name_and_a_column_of_that_name_comes_first(split, tmp_path):
+    labels = split.labels.tolist()
+    names = [split.class_name(label) for label in labels]
+    first = names[0]
+    of_first = [place for place in range(7) if names[place] == first]
+    assert chosen(split, f"class = '{first}'") == of_first
+    assert chosen(split, f"class != '{first}'") == [i for i in range(7) if i not in of_first]
+    both = [i for i in range(7) if names[i] in (first, names[-1]) and THEME[i] == "papirus"]
+    assert chosen(split, f"class in '{first}','{names[-1]}' and theme = papirus") == both
+    with pytest.raises(DataError, match=f"no sample has class = '{first}x'; did you mean"):
+        chosen(split, f"class = '{first}x'")
+    with pytest.raises(DataError, match="use =, != or in"):
+        chosen(split, f"class > '{first}'")
+    columns = {"class": [str(place % 2) for place in range(7)]}
+    own = add_columns(write_dataset(tmp_path, (3, 4)), **columns).split("train")
+    assert chosen(own, "class = 1") == [1, 3, 5]
+
+
 def test_ids_come_in_any_order(split):
     kept = select(parse_conditions("theme = papirus"), split, [3, 3, 1, 0])
     assert kept.tolist() == [True, True, False, True]
