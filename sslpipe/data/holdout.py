@@ -117,7 +117,7 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
         raise RecipeError(
             f"data.holdout = {count} leaves nothing to train on: {labelled} images "
             f"{'can be held out' if recipe.data.holdout_from == 'all' else 'have a label'}; set "
-            f"{settings}, or data.holdout=0 for none"
+            f"{settings}, or data.holdout = 0 for none"
         )
     return held_out(labels, count, groups)
 

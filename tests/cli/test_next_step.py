@@ -131,7 +131,7 @@ def test_labels_are_the_other_way_where_no_setting_is_lost(call, monkeypatch, tm
     assert labelled("my data/dataset.json") == [line]
     assert line.endswith(" --data 'my data/dataset.json'")
     parsed(*shlex.split(line)[1:])
-    # its recipe takes no data.keep, so it would train on the duplicates that were just found
+    # a fine-tuning takes no data.keep, so it would train on the duplicates that were just found
     assert not labelled("my data", "data.keep=duplicate_group first")
 
 
