@@ -250,7 +250,7 @@ class _Networks:
 
 
 def _said_before(bad: Quarantined) -> None:
-    """Say nothing of a sample that the first candidate has named."""
+    """Leave out a sample that the first candidate has named."""
 
 
 def _readable(sources: Sequence[str | Path], skip: Skip) -> list[str]:
@@ -352,8 +352,8 @@ def _rank(networks: _Networks, images: _Images, rows: Sequence[ranking.Parts]) -
 def _spread(best: Ranked, networks: _Networks) -> str:
     """Write how the features of a row's parts spread, of 2,000 images or more."""
     features = [networks.features[name].features for name in best.parts]
-    spread = (uniformity(each[:: len(each) // 2000 + 1]) for each in features)
-    return f"{' and '.join(best.parts)}: {concentration_text(*spread)}."
+    spread = concentration_text(*(uniformity(each[:: len(each) // 2000 + 1]) for each in features))
+    return f"{' and '.join(best.parts)}: {spread}."
 
 
 def _places_shown(ranked: Sequence[Ranked], best: Ranked) -> list[int]:
