@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel
 
-from benchmarks.common import memory_mb
+from benchmarks.common import Peak
 from sslpipe import portable
 from sslpipe.api import make_plan
 from sslpipe.augment.ops import draws
@@ -60,7 +60,6 @@ from tests.helpers.dataset import write_dataset
 
 SLOWEST_S = 60.0  # for one setting, on a busy machine
 MACHINE_BYTES = 2**31  # what the machine pretends to have
-MOST_RSS_MB = 3 * 2**10
 MOST_WARNINGS = 3
 WORDS = (
     "", ".", "..", "../x", "/etc/x", "a/b", "a\\b", "\0", "a\nb", "\x1b[31m", "x" * 300, "x" * 9999,
@@ -300,6 +299,7 @@ def run(count: int, first: int = 0) -> dict[str, Any]:
                 Path(progress).write_text(f"{number}: {overrides}")
             portable.return_freed_memory()  # else networks before this one are counted with it
             begin_s = time.monotonic()
+            peak = Peak()
             problem, outcome = "", "fault"
             with (
                 warnings.catch_warnings(record=True) as heard,
@@ -310,13 +310,14 @@ def run(count: int, first: int = 0) -> dict[str, Any]:
                     outcome = attempt(paths[kind], overrides, names, index)
                 except Exception:
                     problem = traceback.format_exc(limit=-4)
-            taken_s, peak = time.monotonic() - begin_s, memory_mb("VmHWM")
+            taken_s = time.monotonic() - begin_s
+            taken_bytes = peak.extra_mb() * 2**20
             if len(heard) > MOST_WARNINGS:
                 problem = problem or f"{len(heard)} warnings: {heard[:1]}"
             if taken_s > SLOWEST_S:
                 problem = problem or f"took {taken_s:.0f} s"
-            if peak > MOST_RSS_MB and not faults:
-                problem = problem or f"{peak / 2**10:.1f} GiB of memory"
+            if taken_bytes > MACHINE_BYTES:
+                problem = problem or f"{taken_bytes / 2**30:.1f} GiB of memory"
             outcomes["fault" if problem else outcome] += 1
             if problem:
                 faults.append({"number": number, "kind": kind, "overrides": overrides,
