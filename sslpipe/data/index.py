@@ -353,7 +353,10 @@ class DatasetIndex:
         """Look up a split by its name. Raises: DataError where there is none."""
         if name not in self.manifest.splits:
             known = ", ".join(sorted(self.manifest.splits))
-            raise DataError(f"{self.folder} has no split {name!r}; it has: {known}")
+            raise DataError(
+                f"{self.folder} has no split {name!r}; it has: {known}; name one of these by "
+                "--split, or by data.split in a recipe"
+            )
         return Split(self, name)
 
     def check_files(self, split: str) -> None:
