@@ -76,6 +76,11 @@ def feature_title(row: Mapping[str, Any]) -> str:
     return features_name(row, NAMES.get(row["features"]))
 
 
+def unbroken(text: str) -> str:
+    """Keep each number and its percent sign on one line."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
 def coded(text: str) -> Markup:
     """Escape a text; what stands between backticks is code."""
     parts = text.split("`")
@@ -176,4 +181,5 @@ _TEMPLATES.filters |= {
     "named": lambda features: NAMES.get(features, features),
     "number": number,
     "percent": percent,
+    "unbroken": unbroken,
 }

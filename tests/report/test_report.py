@@ -214,6 +214,12 @@ def test_texts_from_files_are_shown_as_text(whole):
     assert not [a for a in whole.page.all("img") if a.get("src") == "x"]
 
 
+def test_a_number_of_the_answer_and_its_percent_sign_stand_on_one_line(whole):
+    (answer,) = re.findall(r"<p class='lead'>(.*?)</p>", whole.html)
+    assert "95\N{NO-BREAK SPACE}%" in answer
+    assert " %" not in answer
+
+
 def test_links_lead_somewhere_and_every_picture_has_an_alternative_text(whole):
     ids = [attrs["id"] for _, attrs in whole.page.tags if "id" in attrs]
     assert len(ids) == len(set(ids))
