@@ -91,6 +91,9 @@ def _check_names(function: str, signature: inspect.Signature, given: Mapping[str
 
 def _checked_value(name: str, value: Any, known: tuple[Any, TypeAdapter[Any]]) -> Any:
     hint, adapter = known
+    # pydantic takes True for 1, and "5" for 5: here a slip
+    if isinstance(value, bool | str) and not (_is_list(hint) or _takes(hint, type(value))):
+        raise UserError(f"{name} = {shown(value)} is not {_words(hint)}")
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
@@ -105,6 +108,16 @@ def _checked_value(name: str, value: Any, known: tuple[Any, TypeAdapter[Any]]) -
             raise UserError(f"{name}[{places[0]}] = {shown(wrong)} is not {_words(item)}") from None
         near = did_you_mean(value, _names(hint)) if isinstance(value, str) else ""
         raise UserError(f"{name} = {shown(value)} is not {_words(hint)}{near}") from None
+
+
+def _takes(hint: Any, kind: type) -> bool:
+    """Return whether an annotation takes texts, or True and False."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        return any(isinstance(each, kind) for each in get_args(hint))
+    if origin in (Union, UnionType):
+        return any(_takes(each, kind) for each in get_args(hint))
+    return hint is kind or (hint is Path and kind is str)
 
 
 def _is_list(hint: Any) -> bool:

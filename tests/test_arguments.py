@@ -36,6 +36,9 @@ def test_help_shows_each_argument_and_its_type_in_a_few_words(name):
     ("call", "words"),
     [
         (lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, k=2.5), "k = 2.5 .* whole number"),
+        (lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, k="5"), "k = '5' .* whole number"),
+        (lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, k=True), "k = True .* whole number"),
+        (lambda: sslpipe.build_dataset("out", root="in", skip_bad="no"), "skip_bad = 'no' .*True"),
         (lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, vote="both"), "vote = 'both' .*weighted"),
         (lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, vote="majorty"), "mean 'majority'"),
         (lambda: sslpipe.retrieval(ROWS, LABELS, k=5), r"k = 5 .*give \[5\]"),
