@@ -62,14 +62,14 @@ def reader_of(source: Rows | Mapping[str, Rows]) -> SourceReader:
 
 
 def _images(split: str, rows: Rows, labelled: bool) -> Images:
-    """Read every row once, for its class, its size and a hash of all contents."""
+    """Read every row once, for its class, its size and a hash of its contents."""
     read = _reader(split, rows)
     names = [f"{split}[{number}]" for number in range(len(rows))]
     classes = getattr(rows, "classes", None)  # torchvision's datasets have their names there
     known = None if classes is None else tuple(map(str, classes))
     labels: list[str | None] = []
     sizes = np.zeros(len(rows), np.int64)
-    contents = hashlib.sha256()
+    digests: list[bytes] = []
     for number, name in enumerate(names):
         try:
             raw, label = read(number)
@@ -78,19 +78,29 @@ def _images(split: str, rows: Rows, labelled: bool) -> Images:
             label = None
         labels.append(_class_text(label, known, name) if labelled else None)
         sizes[number] = len(raw)
-        contents.update(hashlib.sha256(raw).digest())
+        digests.append(hashlib.sha256(raw).digest())
     numbers, texts = number_labels(labels, labels)
     if labelled and known is not None:
         numbers = np.array([-1 if each is None else known.index(each) for each in labels], np.int64)
         texts = known
+
+    def read_again(number: int) -> bytes:
+        raw = read(number)[0]
+        if hashlib.sha256(raw).digest() != digests[number]:
+            raise DataError(
+                f"{names[number]} is another image at each read; leave random transforms out: "
+                "training draws its own views"
+            )
+        return raw
+
     return Images(
         names=names,
         labels=numbers,
         sizes=sizes,
         classes=texts,
-        read=lambda number: read(number)[0],
+        read=read_again,
         doubts=merged_classes(labels),
-        contents=contents.hexdigest(),
+        contents=hashlib.sha256(b"".join(digests)).hexdigest(),
     )
 
 

@@ -165,3 +165,16 @@ def test_arguments_of_files_are_refused(tmp_path):
     for given in ({"root": Path("photos")}, {"columns": "kind"}, {"skip_missing": True}):
         with pytest.raises(DataError, match=f"{next(iter(given))} = .* leave it out"):
             sslpipe.build_dataset(tmp_path / "set", PIXELS, **given)
+
+
+def test_a_dataset_whose_images_are_others_at_each_read_is_refused(tmp_path):
+    class Cropped(Labelled):
+        reads = 0
+
+        def __getitem__(self, number):
+            self.reads += 1
+            return Image.fromarray(PIXELS[number][self.reads % 2 :]), int(LABELS[number])
+
+    with pytest.raises(DataError, match=r"train\[\d+\] .*; leave random transforms out"):
+        sslpipe.build_dataset(tmp_path / "data", Cropped())
+    assert not (tmp_path / "data" / "dataset.json").exists()
