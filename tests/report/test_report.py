@@ -470,7 +470,7 @@ def test_the_best_is_marked_only_where_no_interval_of_other_features_overlaps():
 def test_the_page_begins_with_the_two_sentences_of_the_suite(whole):
     evaluation = evaluation_of(row("ssl", 0.9, 0.88, 0.92), row("random", 0.5, 0.4, 0.6))
     run = read_run(whole.run_dir)._replace(evaluation={**evaluation, "against": [compared()]})
-    top = header(run).partition("<div")[0]
+    top = header(run).partition("<div")[0].replace("\N{NO-BREAK SPACE}", " ")
     for sentence in advise(run.evaluation):
         assert coded(sentence) in top
     assert "not known" in header(run._replace(evaluation=None)).partition("<div")[0]
