@@ -30,6 +30,9 @@ def test_the_packages_names_are_imported_at_their_first_use():
         assert callable(getattr(sslpipe, name)), name
     assert not hasattr(sslpipe, "trian")
     assert dir(sslpipe) == sorted([*sslpipe.__all__, *SATELLITES])
+    starred = {}
+    exec("from sslpipe import *", starred)
+    assert {*starred} - {"__builtins__"} == {*sslpipe.__all__} >= {"train", "load_backbone", "knn"}
 
 
 def test_train_runs_both_kinds_from_paths_and_what_it_trained_loads(tmp_path):
