@@ -39,7 +39,6 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         UserError: A value is not of its annotation's type.
     """
     signature = inspect.signature(function)
-
     name = function.__qualname__.removesuffix(".__init__")
 
     @wraps(function)
@@ -47,9 +46,9 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         _check_names(name, signature, kwargs)
         bound = signature.bind(*args, **kwargs)
         adapters = _adapters(function)
-        for argument in bound.arguments.keys() & adapters.keys():
-            value = bound.arguments[argument]
-            bound.arguments[argument] = _checked_value(argument, value, adapters[argument])
+        for argument, value in list(bound.arguments.items()):
+            if argument in adapters:
+                bound.arguments[argument] = _checked_value(argument, value, adapters[argument])
         return function(*bound.args, **bound.kwargs)
 
     return call
@@ -91,9 +90,12 @@ def _check_names(function: str, signature: inspect.Signature, given: Mapping[str
 
 def _checked_value(name: str, value: Any, known: tuple[Any, TypeAdapter[Any]]) -> Any:
     hint, adapter = known
-    # pydantic takes True for 1, and "5" for 5: here a slip
-    if isinstance(value, bool | str) and not (_is_list(hint) or _takes(hint, type(value))):
-        raise UserError(f"{name} = {shown(value)} is not {_words(hint)}")
+    # pydantic takes True for 1, and "5" for 5: here a slip, in a list, too
+    if not _is_list(hint):
+        _check_kind(name, value, hint)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for place, each in enumerate(value):
+            _check_kind(f"{name}[{place}]", each, get_args(hint)[0])
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
@@ -108,6 +110,12 @@ def _checked_value(name: str, value: Any, known: tuple[Any, TypeAdapter[Any]]) -
             raise UserError(f"{name}[{places[0]}] = {shown(wrong)} is not {_words(item)}") from None
         near = did_you_mean(value, _names(hint)) if isinstance(value, str) else ""
         raise UserError(f"{name} = {shown(value)} is not {_words(hint)}{near}") from None
+
+
+def _check_kind(name: str, value: Any, hint: Any) -> None:
+    """Raise UserError for a text, or True or False, where another type is wanted."""
+    if isinstance(value, bool | str) and not _takes(hint, type(value)):
+        raise UserError(f"{name} = {shown(value)} is not {_words(hint)}")
 
 
 def _takes(hint: Any, kind: type) -> bool:

@@ -43,6 +43,8 @@ def test_help_shows_each_argument_and_its_type_in_a_few_words(name):
         (lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, vote="majorty"), "mean 'majority'"),
         (lambda: sslpipe.retrieval(ROWS, LABELS, k=5), r"k = 5 .*give \[5\]"),
         (lambda: sslpipe.retrieval(ROWS, LABELS, k=[1, "b"]), r"k\[1\] = 'b' .* whole number"),
+        (lambda: sslpipe.retrieval(ROWS, LABELS, k=[1, True]), r"k\[1\] = True .* whole number"),
+        (lambda: sslpipe.retrieval(ROWS, LABELS, k=["1"]), r"k\[0\] = '1' .* whole number"),
         (lambda: sslpipe.verification(ROWS, LABELS, far=["a"]), r"far\[0\] = 'a' .* a number"),
         (lambda: sslpipe.build_dataset("out", root="in", test_fraction="a"), "test_fraction = 'a'"),
         (lambda: sslpipe.build_dataset("out", root="in", resize_px="wide"), "resize_px = 'wide'"),
@@ -55,6 +57,12 @@ def test_help_shows_each_argument_and_its_type_in_a_few_words(name):
         (lambda: sslpipe.suite("x", "data", against="timm:a"), r"against = .*\['timm:a'\]"),
         (lambda: sslpipe.train("r.toml", "data", "run", weights="best"), "weights = 'best' .*ema"),
         (lambda: sslpipe.ImageDataset("data", split=3), "split = 3 .* a text"),
+        (lambda: sslpipe.build_dataset(1, name=2, split=3, origin=4), "out = 1 .* a path"),
+        (lambda: sslpipe.Gallery("4"), "dim = '4' .* whole number"),
+        (lambda: sslpipe.Gallery(4).remove(5), "name = 5 .* a text"),
+        (lambda: sslpipe.Gallery(4).embeddings(["Ada"]), r"name = \['Ada'\] .* a text"),
+        (lambda: sslpipe.Gallery(4).save(5), "path = 5 .* a path"),
+        (lambda: sslpipe.Gallery.load(5), "path = 5 .* a path"),
     ],
 )
 def test_a_value_of_another_type_is_named_with_what_is_taken(call, words):

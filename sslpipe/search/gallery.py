@@ -74,6 +74,7 @@ class Gallery:
             and never fitted anew, so that a score stays what it is. None: none.
     """
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -114,6 +115,7 @@ class Gallery:
         """Whether a threshold is set, so that a stranger is recognised as one."""
         return self.threshold > -1
 
+    @checked
     def embeddings(self, name: str) -> Tensor:
         """Return a name's embeddings (n, D), of length 1, flattened where the gallery is."""
         return self._embeddings[self._owner == self._place(name)]
@@ -137,6 +139,7 @@ class Gallery:
         self._embeddings = torch.cat([self._embeddings, rows])
         self._owner = torch.cat([self._owner, torch.tensor(places)])
 
+    @checked
     def remove(self, name: str) -> None:
         """Forget a name and its embeddings."""
         place = self._place(name)
@@ -199,6 +202,7 @@ class Gallery:
         self.threshold = threshold_at(scores, far)
         return self.threshold
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write one safetensors file: tensors; names, threshold, metadata as JSON."""
         path = Path(path)
@@ -217,6 +221,7 @@ class Gallery:
             save_file(tensors, temporary, metadata={"gallery": text})
 
     @classmethod
+    @checked
     def load(cls, path: str | Path) -> Gallery:
         """Read a gallery as it was saved.
 
