@@ -124,9 +124,11 @@ def build_dataset(
             }
         )
     else:
+        remedy = "give a list, an array or a torch Dataset of images"
+        if isinstance(source, str | Path):
+            remedy = f"a folder of images is root={shown(source)}"
         raise DataError(
-            f"source = {shown(source)} is not one of {', '.join(SOURCES.names())}, and no images; "
-            f"a folder of images is root={shown(source)}"
+            f"source = {shown(source)} is not one of {', '.join(SOURCES.names())}; {remedy}"
         )
     if columns is not None and not isinstance(columns, str):
         columns = ",".join(columns)

@@ -53,12 +53,24 @@ def reader_of(source: Rows | Mapping[str, Rows]) -> SourceReader:
         for split, rows in groups.items():
             if not are_rows(rows) or isinstance(rows, Mapping):
                 raise DataError(f"source[{split!r}] is a {type(rows).__name__}, no list of images")
+            if not isinstance(split, str):
+                raise DataError(f"source has the split {shown(split)}; give a text, as 'train'")
+            _refuse_one_image(rows)
             if not len(rows):
                 raise DataError(f"source has no image of split {split!r}; give one or more")
         wanted = chosen_splits(options, groups, "source")
         return {split: _images(split, groups[split], options.labels) for split in wanted}
 
     return read
+
+
+def _refuse_one_image(rows: Any) -> None:
+    """Raise DataError for an array or a tensor that is one colour image, not many grey ones."""
+    if getattr(rows, "ndim", 0) != 3:
+        return
+    channels = rows.shape[0] if hasattr(rows, "detach") else rows.shape[-1]
+    if channels in (3, 4):
+        raise DataError(f"source is one image, {tuple(rows.shape)}; give a list: [source]")
 
 
 def _images(split: str, rows: Rows, labelled: bool) -> Images:
@@ -114,6 +126,11 @@ def _reader(split: str, rows: Rows) -> Callable[[int], tuple[bytes, Any]]:
                 row = rows[number]
             except OSError as error:
                 raise BadSample(f"cannot be read: {error}") from error
+            except LookupError:
+                raise DataError(
+                    f"{split}[{number}]: a {type(rows).__name__} has no such row; give a list, an "
+                    "array or a Dataset of images"
+                ) from None
             is_pair = isinstance(row, tuple | list) and len(row) == 2
             image, label = row if is_pair else (row, None)
             return _encoded(image, f"{split}[{number}]"), label
@@ -134,6 +151,8 @@ def _encoded(image: Any, name: str) -> bytes:
             f"{name} is a dictionary of {', '.join(map(str, image))}; of Hugging Face datasets "
             "save_to_disk(FOLDER) writes what build_dataset(OUT, 'parquet', root=FOLDER) reads"
         )
+    if isinstance(image, tuple | list):
+        raise DataError(f"{name} is {len(image)} things; give the image, or (image, class)")
     pixels = np.asarray(image)
     if hasattr(image, "detach"):  # a tensor: channels first
         pixels = pixels.transpose(1, 2, 0) if pixels.ndim == 3 else pixels
@@ -142,8 +161,9 @@ def _encoded(image: Any, name: str) -> bytes:
         kind = f"{type(image).__name__} of {pixels.dtype} {tuple(np.shape(image))}"
         if pixels.dtype == object:
             kind = type(image).__name__
-        floats = "; leave ToTensor and Normalize out of the transform" * (pixels.dtype.kind == "f")
-        raise DataError(f"{name} is a {kind}; {_TAKEN}{floats}")
+        is_float = pixels.dtype.kind == "f"
+        remedy = "; leave ToTensor and Normalize out of the transform" if is_float else ""
+        raise DataError(f"{name} is a {kind}; {_TAKEN}{remedy}")
     if not pixels.size:
         raise BadSample(f"an image of {pixels.shape} has no pixels")
     check_size(pixels.shape[1], pixels.shape[0])

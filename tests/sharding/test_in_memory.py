@@ -139,6 +139,19 @@ def test_a_bad_image_is_named_or_skipped(tmp_path):
     assert contents(tmp_path / "set") == expected(NONE, range(3))
 
 
+class Keyed:
+    """A table whose columns have names, as pandas has."""
+
+    def __init__(self, rows):
+        self._rows = {"image": rows}
+
+    def __len__(self):
+        return len(self._rows["image"])
+
+    def __getitem__(self, name):
+        return self._rows[name]
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -152,6 +165,12 @@ def test_a_bad_image_is_named_or_skipped(tmp_path):
         ([{"image": 1}], "dictionary of image.*save_to_disk.*parquet"),
         (["nowhere.png"], "nowhere.png"),
         (3, "source = 3 is not one of folder"),
+        ((each for each in PIXELS), "source = .*; give a list"),
+        ([(PIXELS[0], 1, "a name")], r"train\[0\] is 3 things; give"),
+        ({"train": Keyed(PIXELS)}, r"train\[0\]: a Keyed has no such row; give"),
+        (PIXELS[0], r"source is one image, \(9, 7, 3\); give .*\[source\]"),
+        (torch.tensor(PIXELS[0]).permute(2, 0, 1), r"source is one image, \(3, 9, 7\)"),
+        ({0: PIXELS}, "split 0; give a text"),
     ],
 )
 def test_what_is_no_image_is_one_line(tmp_path, source, words):
