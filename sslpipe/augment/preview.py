@@ -100,9 +100,14 @@ def _with_partners(
     whole = collate(split, ids, rows[: len(ids)], epoch, partners=rows[len(ids) :])
     image = np.where(shown != ids, len(ids) + np.searchsorted(other, shown), np.arange(len(ids)))
     both = np.stack([ids, shown], axis=1)
-    nothing = np.zeros((len(ids), 2, 0), np.int64)
-    parts = (image, both, both, nothing, shown != shown)
-    return whole._replace(pairs=PairRows(*(torch.from_numpy(part) for part in parts)))
+    pairs = PairRows(
+        image=torch.from_numpy(image),
+        ids=torch.from_numpy(both),
+        labels=torch.from_numpy(both),
+        groups=torch.zeros(len(ids), 2, 0, dtype=torch.int64),
+        lonely=torch.zeros(len(ids), dtype=torch.bool),
+    )
+    return whole._replace(pairs=pairs)
 
 
 def _rows(

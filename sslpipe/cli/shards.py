@@ -269,9 +269,8 @@ def show(
     show.save_sheet(sheet, out)
     chosen = show.choose_ids(data.split(split), wanted)
     for line in show.sample_lines(data, split, chosen.tolist()):
-        if wanted or not is_drawable(
-            line, show.LETTERS_PX
-        ):  # in other letters than the picture's font has
+        # in other letters than the picture's font has
+        if wanted or not is_drawable(line, show.LETTERS_PX):
             print(line)
     for name, text in show.channel_rows(data, split, chosen):
         print(one_line(f"{name}: {text}"))
