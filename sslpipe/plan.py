@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.optim import Optimizer
 
-from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.holdout import (
     bank_ids,
@@ -32,13 +29,11 @@ from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.pairing import pairing_warnings, plan_pairs
 from sslpipe.data.partners import Pairing
-from sslpipe.distributed import Rank
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.losses.planned import planned_negatives
-from sslpipe.optim.build import optimizer_over
 from sslpipe.parts import (
     Parts,
     build_loss,
@@ -48,9 +43,8 @@ from sslpipe.parts import (
     open_teacher,
     recipe_flops,
 )
-from sslpipe.planning.evaluation import HeldOutEvaluator
-from sslpipe.planning.memory import warn_of_memory
 from sslpipe.planning.pictures import views_picture
+from sslpipe.planning.recipe_plan import RecipePlan
 from sslpipe.planning.rules import (
     backbone_is_slowed,
     judge,
@@ -59,7 +53,6 @@ from sslpipe.planning.rules import (
     weights_replace_the_backbone,
 )
 from sslpipe.planning.watch import can_choose, nothing_to_choose_by
-from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.contract import PretrainingPlan
 from sslpipe.run.gradient_cache import micro_batch_rows
@@ -73,7 +66,7 @@ MOST_HELD_OUT = 1 / 4  # of a split, before a warning
 
 
 @dataclass(frozen=True)
-class Pretraining(PretrainingPlan[Parts]):
+class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
     """The plan of a pretraining: a value; it opens no device and writes nothing.
 
     Attributes:
@@ -99,6 +92,9 @@ class Pretraining(PretrainingPlan[Parts]):
     start: Start
     teacher: TeacherFeatures | None
     not_used: str | None
+
+    order_version = ORDER_VERSION
+    measure = staticmethod(monitor)
 
     @classmethod
     def make(
@@ -160,10 +156,6 @@ class Pretraining(PretrainingPlan[Parts]):
         negatives = planned_negatives(loss, self.split, self.order, self.pairing)
         return Parts(augment, model, loss, negatives)
 
-    def identity(self) -> dict[str, Any]:
-        """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
-        return run_identity(self.recipe, self.index, ORDER_VERSION)
-
     def remarks(self, parts: Parts) -> list[str]:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
         return judge(self, parts, refusals=REFUSALS, remarks=REMARKS)
@@ -172,17 +164,9 @@ class Pretraining(PretrainingPlan[Parts]):
         """Refuse a number of processes that cannot share the streams. Raises: RecipeError."""
         self.recipe.data.check_processes(world_size)
 
-    def warn_of_memory(self, parts: Parts, process: Rank) -> None:
-        """Warn where this machine has less memory free than a step needs; see `planning.memory`."""
-        warn_of_memory(self, parts, process)
-
     def groups(self, parts: Parts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
         return freeze_and_group(parts.model, self.recipe)
-
-    def optimizer(self, parts: Parts) -> Optimizer:
-        """Build the optimizer over `groups`, once the parts are on their device."""
-        return optimizer_over(self.groups(parts), self.recipe.optim)
 
     def step_flops(self, parts: Parts) -> float:
         """Count FLOPs of a step, forward and backward."""
@@ -193,15 +177,6 @@ class Pretraining(PretrainingPlan[Parts]):
         data = self.recipe.data
         images = data.batch_size // world_size
         return micro_batch_rows(images, data.num_streams // world_size, data.micro_batches)
-
-    def view(self, parts: Parts) -> EvalView:
-        """Return the view of the run's evaluations."""
-        return self.start.view(self.recipe, self.index, parts.augment.crop_px)
-
-    def evaluator(self, parts: Parts, process: Rank, device: torch.device) -> HeldOutEvaluator:
-        """Return what scores the held-out samples; see `monitor`."""
-        view = self.view(parts)
-        return HeldOutEvaluator(self, view, monitor, process=process, device=device)
 
     def draw_views(
         self, ids: NDArray[np.int64], *, epoch: int = 0, num_epochs: int = 1
@@ -234,10 +209,6 @@ class Pretraining(PretrainingPlan[Parts]):
             grows="negatives_per_anchor" if parts.loss.needs_momentum_encoder else "",
             remedy=ALARM_REMEDY + (", or tune.backbone_lr" if recipe.init else ""),
         )
-
-    def metadata(self, parts: Parts) -> dict[str, Any]:
-        """Return what is stored beside each checkpoint: the start."""
-        return self.start.metadata(self.view(parts))
 
     def describe(self) -> str:
         """Return how many images are trained on, and from which weights."""

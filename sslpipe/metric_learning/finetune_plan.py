@@ -8,17 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from PIL import Image
-from torch.optim import Optimizer
-
-from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, with_a_partner
-from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.saved import SavedBackbone
@@ -42,10 +34,7 @@ from sslpipe.metric_learning.parts import (
 from sslpipe.metric_learning.recipe import FinetuneRecipe, Sampler
 from sslpipe.metric_learning.sampling import PK_VERSION, BatchesDoNotFit, PKOrder
 from sslpipe.models.backbones import backbone_settings
-from sslpipe.optim.build import optimizer_over
-from sslpipe.planning.evaluation import HeldOutEvaluator
-from sslpipe.planning.memory import warn_of_memory
-from sslpipe.planning.pictures import views_picture
+from sslpipe.planning.recipe_plan import RecipePlan
 from sslpipe.planning.rules import (
     backbone_is_slowed,
     judge,
@@ -54,9 +43,7 @@ from sslpipe.planning.rules import (
     weights_replace_the_backbone,
 )
 from sslpipe.planning.watch import can_choose, nothing_to_choose_by
-from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.sections import RunConfig
-from sslpipe.run.contract import Plan
 from sslpipe.run.health import Alarms
 
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
@@ -68,7 +55,7 @@ ALARM_REMEDY = (
 
 
 @dataclass(frozen=True)
-class Finetuning(Plan[FinetuningParts]):
+class Finetuning(RecipePlan[FinetuningParts]):
     """The plan of a fine-tuning: a value; it opens no device and writes nothing.
 
     Attributes:
@@ -92,6 +79,9 @@ class Finetuning(Plan[FinetuningParts]):
     watched: Integers
     bank: Integers | None
     not_used: str | None
+
+    order_version = ORDER_AND_PK_VERSION
+    measure = staticmethod(retrieval_monitor)
 
     @classmethod
     def make(
@@ -134,42 +124,13 @@ class Finetuning(Plan[FinetuningParts]):
         task = build_task(self.recipe, augment.crop_px, self.start.weights, classes)
         return FinetuningParts(augment, task, class_neighbours(self.recipe, task, classes))
 
-    def identity(self) -> dict[str, Any]:
-        """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
-        return run_identity(self.recipe, self.index, ORDER_AND_PK_VERSION)
-
     def remarks(self, parts: FinetuningParts) -> list[str]:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
         return judge(self, parts, refusals=REFUSALS, remarks=REMARKS)
 
-    def warn_of_memory(self, parts: FinetuningParts, process: Rank) -> None:
-        """Warn where this machine has less memory free than a step needs; see `planning.memory`."""
-        warn_of_memory(self, parts, process)
-
     def groups(self, parts: FinetuningParts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
         return freeze_and_group(parts.model, self.recipe)
-
-    def optimizer(self, parts: FinetuningParts) -> Optimizer:
-        """Build the optimizer over `groups`, once the parts are on their device."""
-        return optimizer_over(self.groups(parts), self.recipe.optim)
-
-    def view(self, parts: FinetuningParts) -> EvalView:
-        """Return the view of the run's evaluations."""
-        return self.start.view(self.recipe, self.index, parts.augment.crop_px)
-
-    def evaluator(
-        self, parts: FinetuningParts, process: Rank, device: torch.device
-    ) -> HeldOutEvaluator:
-        """Return what scores the held-out samples; see `retrieval_monitor`."""
-        view = self.view(parts)
-        return HeldOutEvaluator(self, view, retrieval_monitor, process=process, device=device)
-
-    def draw_views(
-        self, ids: NDArray[np.int64], *, epoch: int = 0, num_epochs: int = 1
-    ) -> Image.Image:
-        """Draw samples (n,) beside their views of some epochs; see `views_picture`."""
-        return views_picture(self, ids, epoch=epoch, num_epochs=num_epochs)
 
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
         """Return the integers that decide dropout and the like."""
@@ -189,7 +150,7 @@ class Finetuning(Plan[FinetuningParts]):
         """Return what is stored beside each checkpoint: the classes trained on, and the start."""
         return {
             "classes": trained_labels(self.order, self.split),
-            **self.start.metadata(self.view(parts)),
+            **super().metadata(parts),
         }
 
     def describe(self) -> str:

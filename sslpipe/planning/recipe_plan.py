@@ -1,0 +1,71 @@
+"""What plans of all kinds do alike, once they are made."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+from torch.optim import Optimizer
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.distributed import Rank
+from sslpipe.evaluation.monitor import Watched
+from sslpipe.export.start import Start
+from sslpipe.optim.build import optimizer_over
+from sslpipe.planning.evaluation import HeldOutEvaluator
+from sslpipe.planning.memory import warn_of_memory
+from sslpipe.planning.pictures import views_picture
+from sslpipe.recipe.identity import run_identity
+from sslpipe.run.contract import PartsT, Plan
+
+
+class RecipePlan(Plan[PartsT]):
+    """A plan made from a recipe, whatever it trains; see `Plan` for what a run asks of it.
+
+    Attributes:
+        start: The weights it starts from.
+        order_version: Of the rule that orders samples; part of the identity.
+    """
+
+    start: Start
+    order_version: ClassVar[int]
+
+    @staticmethod
+    @abstractmethod
+    def measure(backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, float]:
+        """Score a backbone on the held-out samples; see `sslpipe.evaluation.monitor`."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
+        return run_identity(self.recipe, self.index, self.order_version)
+
+    def warn_of_memory(self, parts: PartsT, process: Rank) -> None:
+        """Warn where this machine has less memory free than a step needs; see `planning.memory`."""
+        warn_of_memory(self, parts, process)
+
+    def optimizer(self, parts: PartsT) -> Optimizer:
+        """Build the optimizer over `groups`, once the parts are on their device."""
+        return optimizer_over(self.groups(parts), self.recipe.optim)
+
+    def view(self, parts: PartsT) -> EvalView:
+        """Return the view of the run's evaluations."""
+        return self.start.view(self.recipe, self.index, parts.augment.crop_px)
+
+    def evaluator(self, parts: PartsT, process: Rank, device: torch.device) -> HeldOutEvaluator:
+        """Return what scores the held-out samples, by `measure`."""
+        return HeldOutEvaluator(
+            self, self.view(parts), self.measure, process=process, device=device
+        )
+
+    def draw_views(
+        self, ids: NDArray[np.int64], *, epoch: int = 0, num_epochs: int = 1
+    ) -> Image.Image:
+        """Draw samples (n,) beside their views of some epochs; see `views_picture`."""
+        return views_picture(self, ids, epoch=epoch, num_epochs=num_epochs)
+
+    def metadata(self, parts: PartsT) -> dict[str, Any]:
+        """Return what is stored beside each checkpoint: the start."""
+        return self.start.metadata(self.view(parts))
