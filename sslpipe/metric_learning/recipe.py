@@ -166,7 +166,6 @@ class FinetuneRecipe(RunRecipe):
             images=images,
             together=images,
             views=self.views,
-            canvas_px=self.data.canvas_px,
             remedy="run.activation_checkpointing = true (networks without BatchNorm), a smaller "
             "sampler.classes_per_batch or sampler.images_per_class",
         )

@@ -100,7 +100,7 @@ def estimate_memory(
     element_bytes = next(encoder.parameters()).element_size()
     pixel_bytes = 1 if image_type.dtype == "uint8" else 4
     views = load.views * load.together * channels * crop_px**2 * element_bytes
-    images = load.images * channels * load.canvas_px**2 * pixel_bytes
+    images = load.images * channels * recipe.data.canvas_px**2 * pixel_bytes
     weights = sum(tensor.nbytes for tensor in held)
     activations = _MOST_KEPT * views
     if is_counted:
@@ -185,7 +185,7 @@ def check_memory(memory: Memory, recipe: RunRecipe, room: Room, world: int = 1) 
     if needed <= room.free:
         return None
     several = room.processes > 1
-    load = recipe.load(world)
+    remedy = recipe.load(world).remedy
     sizes = memory._replace(process=0)._asdict()
     largest = sorted(sizes.items(), key=lambda size: -size[1])[:3]
     text = (
@@ -193,8 +193,8 @@ def check_memory(memory: Memory, recipe: RunRecipe, room: Room, world: int = 1) 
         f"estimated {gib(needed)}, and {'the CUDA device' if room.on_cuda else 'this machine'} has "
         f"{gib(room.free)} free of {gib(room.total)}: "
         f"{', '.join(f'{name} {gib(size)}' for name, size in largest)}"
-        f"{' a process' if several else ''}; set {load.remedy}, or smaller views "
-        f"(augment.crop_px) or images (data.canvas_px, now {load.canvas_px})"
+        f"{' a process' if several else ''}; set {remedy}, or smaller views "
+        f"(augment.crop_px) or images (data.canvas_px, now {recipe.data.canvas_px})"
     )
     # images may be smaller than the canvas: what they take at most condemns no recipe
     if needed - room.processes * memory.batches > HOPELESS * room.total:

@@ -233,7 +233,6 @@ class Recipe(RunRecipe):
             images=math.ceil(data.batch_size * images_a_row / world),
             together=math.ceil((data.micro_batch or data.batch_size) / world),
             views=2,
-            canvas_px=data.canvas_px,
             remedy="data.micro_batch (the same negatives, a part of the memory), "
             "run.activation_checkpointing = true (networks without BatchNorm), or data.batch_size",
         )

@@ -200,7 +200,6 @@ class Load(NamedTuple):
     images: int  # of a step, partners of [pairs] too
     together: int  # images whose activations are alive at once
     views: int  # of each image
-    canvas_px: int
     remedy: str  # the settings that take less
 
 
