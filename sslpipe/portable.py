@@ -1,11 +1,8 @@
-"""What differs between platforms, one function each, and files written whole.
-
-Each takes Linux's own way where there is one, and a portable one elsewhere; both give the same
-bytes.
-"""
+"""What differs between Linux and macOS, one function each, and files written whole."""
 
 import ctypes
 import errno
+import fcntl
 import hashlib
 import importlib
 import os
@@ -14,7 +11,6 @@ import secrets
 import signal
 import socket
 import stat
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -61,13 +57,6 @@ _NO_MEMORY = (
     "allocate memory",
     "failed to map segment",
 )
-
-_seek_lock = threading.Lock()  # a descriptor has one position for all threads
-
-
-# Nothing but a regular file of a stranger is read: a FIFO or a device would hang for ever.
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
-_BINARY = getattr(os, "O_BINARY", 0)
 
 
 @contextmanager
@@ -200,7 +189,8 @@ def open_regular(
     """
     if pipe and re.fullmatch(r"/(dev|proc/self)/fd/\d+", str(path)) and Path(path).is_fifo():
         return os.fdopen(os.open(path, os.O_RDONLY), "rb")  # its writer is there, or has ended
-    descriptor = os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY)
+    # a FIFO or a device would hang for ever
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     size = _only_regular(descriptor, path)
     if most_bytes is not None and size > most_bytes:
         os.close(descriptor)
@@ -232,14 +222,8 @@ def _only_regular(descriptor: int, path: str | Path) -> int:
 def one_at_a_time(folder: Path, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
     """Let one process at a time be inside, of all that name this folder here; others wait.
 
-    `say` gets a line that this one waits. Where there are no such locks (Windows, some networks)
-    none does.
+    `say` gets a line that this one waits. On a network without such locks none does.
     """
-    try:
-        fcntl: Any = importlib.import_module("fcntl")
-    except ImportError:
-        yield
-        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # the file system has none
@@ -255,13 +239,7 @@ def one_at_a_time(folder: Path, say: Callable[[str], None] = lambda text: None) 
 
 def sync(path: Path) -> None:
     """Put a file's bytes, or the renames in a folder, on disk."""
-    if not path.is_dir():
-        flags = os.O_RDWR | _BINARY  # Windows flushes writable files only
-    elif hasattr(os, "O_DIRECTORY"):
-        flags = os.O_RDONLY | os.O_DIRECTORY
-    else:  # Windows opens no folders; its file system logs renames by itself
-        return
-    descriptor = os.open(path, flags)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -280,53 +258,22 @@ def sha256_lines(folder: Path, files: Iterable[Path]) -> str:
     return "".join(lines)
 
 
-def read_at(descriptor: int, size: int, start: int) -> bytes:
-    """Read up to `size` bytes of an open file from byte `start` on; safe from several threads."""
-    if hasattr(os, "pread"):
-        return os.pread(descriptor, size, start)
-    with _seek_lock:
-        os.lseek(descriptor, start, os.SEEK_SET)
-        return os.read(descriptor, size)
-
-
-def forward_slashes(path: str | Path) -> str:
-    """Spell a path or URL with forward slashes, as the index does on every platform."""
-    return str(path).replace(os.sep, "/")
-
-
 def free_memory_bytes() -> int:
     """Bytes of memory that this process can still have without swapping, under all limits."""
-    try:
-        free = _meminfo()["MemAvailable"]
-    except OSError:
-        return int(_psutil().virtual_memory().available)
+    free = int(_psutil().virtual_memory().available)
     return max(0, min([free, *(limit - used for limit, used in _cgroup_limits())]))
 
 
 def resident_bytes() -> int:
     """Bytes of memory that this process has now."""
-    try:
-        status = (PROC / "self" / "status").read_text(encoding="ascii", errors="replace")
-        return int(status.split("VmRSS:")[1].split()[0]) * 1024
-    except (OSError, IndexError):
-        return int(_psutil().Process().memory_info().rss)
+    return int(_psutil().Process().memory_info().rss)
 
 
 def total_memory_bytes() -> int:
     """Bytes of memory and swap that this process could have if it were alone."""
-    try:
-        fields = _meminfo()
-    except OSError:
-        return int(_psutil().virtual_memory().total + _psutil().swap_memory().total)
+    memory = int(_psutil().virtual_memory().total)
     limits = (limit for limit, _ in _cgroup_limits())
-    return min([fields["MemTotal"], *limits]) + fields["SwapTotal"]
-
-
-def _meminfo() -> dict[str, int]:
-    """Bytes by name. Raises: OSError where there is no Linux."""
-    lines = (PROC / "meminfo").read_text(encoding="ascii").splitlines()
-    sizes = (line.split(":", 1) for line in lines)
-    return {name: int(text.split()[0]) * 1024 for name, text in sizes}
+    return min([memory, *limits]) + int(_psutil().swap_memory().total)
 
 
 def _cgroup_limits() -> list[tuple[int, int]]:
@@ -398,7 +345,7 @@ def command_of(pid: int) -> str | None:
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """List the signals that ask a run to save and end; Windows lacks some of them.
+    """List the signals that ask a run to save and end.
 
     Signals that a program may use for itself (timers, SIGUSR2) are included where nothing handles
     them: they would end the process unsaved. SIGHUP is not, where `nohup` had it ignored.
@@ -409,12 +356,12 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     for name in ("SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGXCPU", "SIGPWR"):
         if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) == signal.SIG_DFL:
             names.append(name)
-    return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
+    return tuple(signal.Signals[name] for name in names)
 
 
 def ignores_hang_up() -> bool:
     """Return whether this process outlives its terminal, as one that `nohup` started does."""
-    return hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def keep_freed_memory() -> bool:
@@ -452,10 +399,7 @@ def _glibc_malloc() -> Any:
     """Return the C library where it is glibc and the user has set nothing of its malloc."""
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return None
-    try:
-        library = ctypes.CDLL(None)
-    except (OSError, TypeError):  # Windows has no handle for "all that is loaded"
-        return None
+    library = ctypes.CDLL(None)
     return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
 
 

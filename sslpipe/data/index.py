@@ -45,7 +45,6 @@ from sslpipe.data.image_type import RGB8, ImageType, Reading
 from sslpipe.data.storage import join, local_path, read_array, read_bytes, size_of
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.files import parse_json
-from sslpipe.portable import forward_slashes
 
 BLOCK = 512  # bytes of a tar header, and what members are padded to
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
@@ -414,7 +413,7 @@ def _check_has_index(location: str | Path, url: str) -> None:
 
 def manifest_url(location: str | Path) -> str:
     """Return where dataset.json is: a path or a URL, of the file or of its folder."""
-    url = forward_slashes(location)
+    url = str(location)
     return url if url.endswith(".json") else join(url, "dataset.json")
 
 

@@ -20,7 +20,6 @@ from sslpipe.errors import DataError, install
 from sslpipe.faults import fault
 from sslpipe.portable import (
     open_regular,
-    read_at,
     read_regular,
 )
 
@@ -210,7 +209,7 @@ def read_range(url: str, start: int, end: int) -> bytes:
     try:
         if (local := local_path(url)) is not None:
             with open_regular(local) as file:
-                raw = read_at(file.fileno(), end - start, start)
+                raw = os.pread(file.fileno(), end - start, start)
         else:
             filesystem, path = _filesystem(url)
 

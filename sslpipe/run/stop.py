@@ -13,7 +13,7 @@ from sslpipe.errors import UserError
 from sslpipe.portable import read_regular, stop_signals, write_atomically
 from sslpipe.registry.plugins import describe_error
 
-FROM_A_KEYBOARD = (signal.SIGINT, getattr(signal, "SIGQUIT", None))  # Ctrl-C and Ctrl-\
+FROM_A_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)  # Ctrl-C and Ctrl-\
 MOST_MARKER_BYTES = 2**20
 MARKERS = ("DONE", "STOPPED", "PREEMPTED", "FAILED")  # exit codes do not survive a launcher
 

@@ -8,6 +8,7 @@ import io
 import itertools
 import logging
 import math
+import os
 import struct
 import warnings
 import zipfile
@@ -32,7 +33,7 @@ from sslpipe.data.decode import (
 )
 from sslpipe.data.storage import load_array, npy_header
 from sslpipe.errors import DataError, install
-from sslpipe.portable import open_regular, read_at, read_regular
+from sslpipe.portable import open_regular, read_regular
 from sslpipe.sharding.sources import open_file
 
 MOST_DECODED = 2**30  # bytes of pixels that are in memory at once, of a file without windows
@@ -311,7 +312,7 @@ def _segmented(path: Path, series: Any, size: int) -> Get:
             segment = int(np.ravel_multi_index(place, grid))
             if not sizes[segment]:  # a hole: no data
                 continue
-            raw = read_at(file.fileno(), int(sizes[segment]), int(offsets[segment]))
+            raw = os.pread(file.fileno(), int(sizes[segment]), int(offsets[segment]))
             y = place[1] * tall
             x = place[2] * wide
             if key.compression in _JPEG:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from sslpipe.data.decode import image_kind, other_kind
 from sslpipe.errors import DataError, shown
-from sslpipe.portable import forward_slashes
 from sslpipe.sharding.report import group_kinds
 from sslpipe.sharding.sources import (
     HEIC_SUFFIXES,
@@ -385,7 +384,7 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
 
 
 def _below(root: Path, path: Path) -> str:
-    return readable(forward_slashes(path.relative_to(root)))
+    return readable(str(path.relative_to(root)))
 
 
 def _check_absent(root: Path, entries: Sequence[Entry], options: SourceOptions) -> None:

@@ -10,6 +10,7 @@ was stopped, another machine, another program), its columns are read from it.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,6 @@ from sslpipe.data.columns import INTEGER, NO_VALUE, NUMBER, Kind, convert, kind_
 from sslpipe.data.index import IMAGE_SUFFIXES
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.files import Tree, parse_object
-from sslpipe.portable import read_at
 from sslpipe.sharding.columns import Columns, check_name
 from sslpipe.sharding.scan import Sample, scan_tar
 from sslpipe.sharding.sources import ColumnSpec, Images, Origin, SourceOptions, open_file, readable
@@ -293,7 +293,7 @@ def read_json(path: Path, samples: Sequence[Sample]) -> list[Tree]:
                 if size > MOST_JSON_BYTES:
                     raise DataError(f"{path}: {sample.key}.json has {size:,} bytes, too many")
                 try:
-                    tree = parse_object(read_at(file.fileno(), size, start) or b"{}")
+                    tree = parse_object(os.pread(file.fileno(), size, start) or b"{}")
                 except ValueError as error:
                     raise DataError(f"{path}: {sample.key}.json: {error}") from None
             trees.append(tree)

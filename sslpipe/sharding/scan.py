@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import io
+import os
 import re
 import tarfile
 from collections import Counter, defaultdict
@@ -19,7 +20,7 @@ from sslpipe.data.image_type import Depth, ImageType
 from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, ShardFile
 from sslpipe.data.storage import npy_bytes, read_range
 from sslpipe.errors import DataError, counted
-from sslpipe.portable import forward_slashes, read_at, sha256_of, write_atomically
+from sslpipe.portable import sha256_of, write_atomically
 from sslpipe.sharding.report import Group, Tally
 from sslpipe.sharding.sources import HEIC_SUFFIXES, SUFFIXES, open_file
 
@@ -231,7 +232,7 @@ def index_tar(
     if out is not None and out.resolve() != path.parent.resolve():
         is_inside = path.resolve().is_relative_to(out.resolve())
         place = path.resolve().relative_to(out.resolve()) if is_inside else path.absolute()
-        file = forward_slashes(place)
+        file = str(place)
         sidecar = out / OFFSETS / f"{path.stem}-{offsets_sha256[:16]}.npy"
     try:
         sidecar.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +249,7 @@ def index_tar(
         samples=len(scan.samples),
         bytes=path.stat().st_size,
         sha256=sha256_of(path),
-        offsets=forward_slashes(sidecar.relative_to(out or path.parent)),
+        offsets=str(sidecar.relative_to(out or path.parent)),
         offsets_sha256=offsets_sha256,
     )
     return entry, scan
@@ -348,7 +349,7 @@ def _to_sample(
     classes = _belonging(members, image, "cls") if label_suffix is None else None
     if classes is not None:
         used.append(classes)
-        raw = read_at(descriptor, min(classes.size, _LABEL_BYTES), classes.data)
+        raw = os.pread(descriptor, min(classes.size, _LABEL_BYTES), classes.data)
         if not re.fullmatch(rb"\s*(-1|\d{1,18})\s*", raw):
             raise DataError(
                 f"{path}: {classes.name} holds {raw!r}, not an integer >= 0 (-1: no label); of "

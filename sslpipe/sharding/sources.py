@@ -22,7 +22,7 @@ from sslpipe.data.columns import Kind
 from sslpipe.data.decode import MAX_BYTES, BadSample, read_encoded
 from sslpipe.data.storage import local_path, read_bytes
 from sslpipe.errors import DataError, did_you_mean, shown
-from sslpipe.portable import forward_slashes, open_regular
+from sslpipe.portable import open_regular
 from sslpipe.sharding.members import READS_AVIF, READS_HEIC
 from sslpipe.sharding.report import Group, group_kinds
 from sslpipe.sharding.split_names import split_of
@@ -205,7 +205,7 @@ def read_place(place: Place) -> bytes:
 
 def _name(place: Place, root: Path) -> str:
     if isinstance(place, Path):
-        place = forward_slashes(os.path.relpath(place, root))
+        place = os.path.relpath(place, root)
     return readable(place)
 
 

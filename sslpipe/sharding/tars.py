@@ -1,5 +1,6 @@
 """Read the images of webdataset tars that others made, to write them anew: as PNG, smaller, cut."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,6 @@ from sslpipe.data.index import IMAGE_SUFFIXES
 from sslpipe.data.storage import read_range
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.files import Tree
-from sslpipe.portable import read_at
 from sslpipe.sharding.gather import read_json
 from sslpipe.sharding.index import find_tars
 from sslpipe.sharding.report import Group, group_lines, merge_groups
@@ -91,7 +91,7 @@ def _read_tar(path: Path, options: SourceOptions) -> _Tar:
             for place, sample in enumerate(scan.samples):
                 if sample.text is not None:
                     start, size = sample.text
-                    raw = read_at(file.fileno(), min(size, MOST_LABEL_BYTES), start)
+                    raw = os.pread(file.fileno(), min(size, MOST_LABEL_BYTES), start)
                     labels[place] = raw.decode(errors="backslashreplace").strip()
     return _Tar(
         path=path,

@@ -4,7 +4,9 @@ import contextlib
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -65,9 +67,10 @@ def test_the_limits_of_a_container_count(monkeypatch, tmp_path):
     """Files as the kernel writes them: version 2 with a nested group, then version 1."""
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text(
-        "MemTotal: 64000 kB\nMemFree: 1 kB\nMemAvailable: 32000 kB\nSwapTotal: 1000 kB\n"
-    )
+    memory = SimpleNamespace(total=64000 * 1024, available=32000 * 1024)
+    swap = SimpleNamespace(total=1000 * 1024)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(psutil, "swap_memory", lambda: swap)
     monkeypatch.setattr(portable, "PROC", proc)
     monkeypatch.setattr(portable, "CGROUPS", groups)
     assert portable.free_memory_bytes() == 32000 * 1024
