@@ -20,7 +20,7 @@ from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import pick_device
 from sslpipe.errors import UserError, as_path, check_count
-from sslpipe.evaluation.embed import Embeddings, load_embeddings
+from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.embed import embed as embed_split
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
 from sslpipe.export.model import Picture
@@ -42,7 +42,7 @@ from sslpipe.run.stop import reported_refusal
 
 if TYPE_CHECKING:
     from sslpipe.check.result import Check
-    from sslpipe.report.embeddings import Features
+    from sslpipe.evaluation.vectors import Features
 
 
 # what `FrozenBackbone.encode` takes, but for the path of one image, which may be a data set
@@ -385,7 +385,7 @@ def _draw_views(run_dir: Path, index: DatasetIndex, say: Callable[[str], None]) 
 
 def _features_of(run_dir: Path, split: str) -> Features | None:
     """Read the features of a split that a run keeps, if any."""
-    from sslpipe.report.embeddings import Features
+    from sslpipe.evaluation.vectors import open_features
 
     path = run_dir / "features" / f"{split}.safetensors"
-    return Features(*load_embeddings(path)) if path.is_file() else None
+    return open_features(path) if path.is_file() else None

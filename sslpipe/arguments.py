@@ -90,6 +90,9 @@ def _check_names(function: str, signature: inspect.Signature, given: Mapping[str
 
 def _checked_value(name: str, value: Any, known: tuple[Any, TypeAdapter[Any]]) -> Any:
     hint, adapter = known
+    wanted = [each for each in get_args(hint) if each is not NoneType]
+    if value is not None and len(wanted) == 1 and _is_list(wanted[0]):
+        hint = wanted[0]  # a list, or None
     # pydantic takes True for 1, and "5" for 5: here a slip, in a list, too
     if not _is_list(hint):
         _check_kind(name, value, hint)

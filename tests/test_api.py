@@ -21,7 +21,10 @@ from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.exports import trained
 from tests.helpers.runs import ROOT, final_weights, python, write_recipe
 
-SATELLITES = ("Gallery", "ImageSearch", "choose", "rank_features")  # names that folders bring
+SATELLITES = (  # names that folders bring
+    *("Gallery", "ImageSearch", "browse", "choose", "cluster", "find_duplicates"),
+    *("find_outliers", "mutual_neighbours", "rank_features", "select_to_label"),
+)
 
 
 def test_the_packages_names_are_imported_at_their_first_use():

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import GenericAlias
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from types import GenericAlias, NoneType
+from typing import Annotated, Any, get_args, get_origin
 
 import numpy as np
 import torch
@@ -33,11 +33,12 @@ from sslpipe.cli.terminal import (
 from sslpipe.data.index import Split
 from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError
-from sslpipe.evaluation.embed import Embeddings, check_comparable, check_embeddings, load_embeddings
-from sslpipe.evaluation.features import check_one_split, split_of_file
+from sslpipe.evaluation.embed import CLASSES, check_comparable, check_embeddings
+from sslpipe.evaluation.features import check_one_split
 from sslpipe.evaluation.groups import GroupCodes, group_codes
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.suite_file import form_name
+from sslpipe.evaluation.vectors import Features, alike, open_features
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.files import write_json
 
@@ -60,32 +61,19 @@ _EXTRA = {  # of the examples
 _CODES = (GroupCodes, GroupCodes | None)  # arguments of evaluations that name a column
 
 
-class _Side(NamedTuple):
-    """The rows of a features file, what it says of them, and their split; None without --data."""
-
-    rows: Embeddings
-    metadata: dict[str, Any]
-    split: Split | None
-
-    def column(self, asked: str) -> tuple[Split, NDArray[np.int64]]:
-        """Return the split and the ids of the rows. Raises DataError, with what asked for them."""
-        if self.split is None:
-            remedy = "name the dataset.json that both files were embedded from with --data"
-            raise DataError(f"{asked}; {remedy}")
-        return self.split, self.rows.ids.cpu().numpy()
+def _column(side: Features, asked: str) -> tuple[Split, NDArray[np.int64]]:
+    """Return the split and the ids of the rows. Raises DataError, with what asked for them."""
+    if side.split is None:
+        remedy = "name the dataset.json that both files were embedded from with --data"
+        raise DataError(f"{asked}; {remedy}")
+    return side.split, side.rows.ids.cpu().numpy()
 
 
-def _codes(sides: Sequence[_Side], option: str, name: str) -> GroupCodes:
+def _codes(sides: Sequence[Features], option: str, name: str) -> GroupCodes:
     """Look up a column for the rows of both sides, as an option asks."""
     asked = f"--{option.replace('_', '-')} {name} is looked up in the data set"
-    bank, queries = (side.column(asked) for side in sides)
+    bank, queries = (_column(side, asked) for side in sides)
     return group_codes(name, bank, queries)
-
-
-def _read(path: Path, data: str | None) -> _Side:
-    rows, metadata = load_embeddings(path)
-    split = None if data is None else split_of_file(data, path, rows, metadata)
-    return _Side(rows, metadata, split)
 
 
 def print_results(title: str, results: Sequence[Result], prefix: str = "") -> None:
@@ -151,16 +139,17 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         target, process = start(files.device, "" if takes_process else name)
         if takes_process:
             values["process"] = process
-        sides = [_read(path, files.data) for path in (files.train, files.test)]
+        paths = (files.train, files.test)
+        sides = alike([open_features(path, files.data) for path in paths], [*map(str, paths)])
         train, test = sides
         if name in _OPTIONS:  # each of ours needs the classes of both
             check_embeddings(train.rows, str(files.train))
             check_embeddings(test.rows, str(files.test))
         apart = not torch.isin(test.rows.ids, train.rows.ids).any()
         itself = name not in LEARNS_FROM_TRAIN or values.get("exclude_same_id", False)
-        check_comparable(train.metadata, test.metadata, itself=itself or bool(apart))
+        check_comparable(train.facts, test.facts, itself=itself or bool(apart))
         if values.get("exclude_same_id"):
-            check_one_split(train.metadata, test.metadata)
+            check_one_split(train.facts, test.facts)
         for column in columns:
             if values[column] is not None:
                 values[column] = _codes(sides, column, values[column])
@@ -169,6 +158,8 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         power = files.whiten_power
         prefix = ""
         beside: dict[str, Any] = {"whitened": power == 1}
+        if CLASSES in train.facts:
+            beside[CLASSES] = train.facts[CLASSES]
         if power is not None:
             bank, queries = whiten(bank, queries, power=power)
             prefix = f"{form_name(True, power)} "
@@ -204,6 +195,8 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
     default = parameter.default
     if kind in _CODES:
         kind = str if kind is GroupCodes else str | None
+    elif get_args(kind)[1:] == (NoneType,) and get_origin(get_args(kind)[0]) is Sequence:
+        kind = GenericAlias(list, get_args(get_args(kind)[0])) | None
     elif get_origin(kind) is Sequence:
         kind = GenericAlias(list, get_args(kind))
         if default is not parameter.empty:

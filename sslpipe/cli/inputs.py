@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from sslpipe.data.index import DatasetIndex
     from sslpipe.distributed import Rank
 
-FEATURE_SUFFIXES = (".safetensors", ".npz")
+FEATURE_SUFFIXES = (".safetensors", ".npz")  # that features are written to
+READ_SUFFIXES = (*FEATURE_SUFFIXES, ".npy")  # that they are read from
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 

@@ -18,8 +18,7 @@ from sslpipe.errors import DataError, UserError
 from sslpipe.portable import replacing, write_atomically
 
 if TYPE_CHECKING:
-    from sslpipe.data.index import Split
-    from sslpipe.evaluation.embed import Embeddings
+    from sslpipe.evaluation.vectors import Features
 
 app = new_app(
     no_args_is_help=True,
@@ -30,8 +29,6 @@ app = new_app(
     ],
 )
 
-TRIES = 4  # of k-means, for a map that is looked at
-
 Folder = Annotated[Path, option("The folder to write into.")]
 
 
@@ -39,27 +36,35 @@ Folder = Annotated[Path, option("The folder to write into.")]
 class Embedded:
     """Features of a split, and the data set that they are of."""
 
-    features: Annotated[Path, argument("Features of one split, from `sslpipe embed`.")]
-    data: Annotated[str, option("The dataset.json that the file was embedded from.")]
+    features: Annotated[
+        Path, argument("Features of one split, from `sslpipe embed`, or a file of vectors.")
+    ]
+    data: Annotated[
+        str | None,
+        option("The dataset.json that the file was embedded from. Default: tables without images."),
+    ] = None
 
-    def open(self, out: Path | None = None) -> tuple["Split", "Embeddings", dict[str, Any]]:
-        """Read them, their split, of whose images something is written to `out`, and their facts.
+    def words(self) -> list[str | Path]:
+        """Return the words that name them to another command."""
+        return [self.features, *([] if self.data is None else ["--data", self.data])]
+
+    def open(self, out: Path | None = None) -> "Features":
+        """Read them, and their split, of whose images something is written to `out`.
 
         Raises: UserError where they do not fit, or OUT.
         """
         if out is not None:
             check_folder(out)
         check_features([self.features])
-        open_data(self.data)
+        if self.data is not None:
+            open_data(self.data)
 
-        from sslpipe.evaluation.embed import load_embeddings
-        from sslpipe.evaluation.features import split_of_file
+        from sslpipe.evaluation.vectors import open_features
 
-        rows, metadata = load_embeddings(self.features)
-        split = split_of_file(self.data, self.features, rows, metadata)
-        if out is not None:
-            split.index.check_files(split.name)
-        return split, rows, metadata
+        opened = open_features(self.features, self.data)
+        if out is not None and opened.split is not None:
+            opened.split.index.check_files(opened.split.name)
+        return opened
 
 
 @app.callback()
@@ -104,43 +109,36 @@ def duplicates(
     index = open_data(data, names)
 
     from sslpipe.curate import results
-    from sslpipe.curate.duplicates import find_duplicates
-    from sslpipe.curate.groups import group
-    from sslpipe.curate.scan import scan
-    from sslpipe.portable import keep_freed_memory
+    from sslpipe.curate.calls import find_duplicates
+    from sslpipe.curate.tables import write_table
 
-    if column:
-        results.check_place(index)
-    # read, compare, group
-    splits = [index.split(name) for name in names]
-    keep_freed_memory()
-    with progress("read", sum(map(len, splits))) as advance:
-        samples = scan(splits, num_workers=num_workers, on_bad=report_bad, progress=advance)
-    duplicates = find_duplicates(samples, progress=progress)
-    sheet = results.doubt_sheet(samples, splits, duplicates.doubt)
-    groups = group(duplicates.pairs, len(samples))
-    # write
-    count = results.write_groups(out / "groups.csv", samples, groups)
+    found = find_duplicates(
+        index,
+        names,
+        column=column,
+        num_workers=num_workers,
+        on_bad=report_bad,
+        progress=progress,
+    )
+    table = found.table()
+    write_table(out / "groups.csv", table, results.FIELDS)
+    sheet = found.sheet()
     if sheet is None:
         (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
     else:
         with replacing(out / "doubt.png") as temporary:
             sheet.save(temporary, "PNG")
     if column:
-        by_split = results.by_split(samples, groups)
-        results.write_column(index.folder, results.COLUMN, by_split, alone=True)
         before = index.manifest.columns.get(results.COLUMN)
         if before not in (None, open_data(data).manifest.columns[results.COLUMN]):
             say_once(
                 f"the column {results.COLUMN} has other values than before: runs that train by it "
                 "and were started with the old ones cannot be resumed"
             )
-    for text in results.shared_sentences(samples, groups):
+    for text in results.shared_sentences(found.samples, found.groups):
         show(text)
-    found_groups = len(groups.sizes())
-    said = f"{count:,} are in {found_groups:,} group{'s' * (found_groups != 1)} of duplicates"
-    show(f"{len(samples):,} samples: {f'{said}, listed in {out}' if count else 'no duplicates'}")
-    after_a_look(data, *(["data.keep=duplicate_group first"] if column and count else []))
+    show(found.summary() + f", listed in {out}" * bool(table))
+    after_a_look(data, *(["data.keep=duplicate_group first"] if column and table else []))
 
 
 @command(
@@ -164,26 +162,24 @@ def neighbours(
     export. Train with pairs.positive=neighbour_group. Shards, existing features and runs stay
     valid. Where samples have labels, they say how many pairs are right; no label makes a pair.
     """
-    split, rows, _ = embedded.open()
-
-    from sslpipe.curate.groups import estimate_precision, mutual_groups
-    from sslpipe.curate.results import check_place, write_column
-    from sslpipe.data.index import NEIGHBOUR_COLUMN
-    from sslpipe.evaluation.whiten import FLOOR, fit_whitening
-
-    index = split.index
-    check_place(index, NEIGHBOUR_COLUMN, "")
-    with working("compare"):
-        groups = mutual_groups(fit_whitening(rows, FLOOR, power=power)(rows) if power else rows, k)
-    paired = int((groups.group >= 0).sum())
-    if not paired:
-        raise DataError(
-            f"{embedded.features}: no two samples are each other's {k} nearest; raise --k"
+    if embedded.data is None:
+        raise UserError(
+            "neighbours writes a column beside a data set: name it with --data; of vectors alone "
+            "sslpipe.mutual_neighbours(features) returns the groups"
         )
-    write_column(index.folder, NEIGHBOUR_COLUMN, {split.name: (rows.ids.numpy(), groups.group)})
-    where = f"{NEIGHBOUR_COLUMN} of split {split.name} in {index.folder}"
-    show(f"{where}: {paired:,} of {len(split):,} samples in {len(groups.sizes()):,} groups")
-    precision = estimate_precision(groups.group, rows.labels.numpy())
+    opened = embedded.open()
+
+    from sslpipe.curate.calls import mutual_neighbours
+    from sslpipe.data.index import NEIGHBOUR_COLUMN
+
+    split = opened.split
+    assert split is not None
+    with working("compare"):
+        found = mutual_neighbours(opened, k=k, power=power)
+    paired = int((found.groups.group >= 0).sum())
+    where = f"{NEIGHBOUR_COLUMN} of split {split.name} in {split.index.folder}"
+    show(f"{where}: {paired:,} of {len(split):,} samples in {len(found.groups.sizes()):,} groups")
+    precision = found.precision
     if precision is None:
         show("no labels to estimate its precision by: look at some groups before training")
     else:
@@ -220,38 +216,31 @@ def outliers(
     outliers.html, the images by reason. Nothing is removed: an outlier may be your most valuable
     image.
     """
-    split, rows, metadata = embedded.open(out)
+    opened = embedded.open(out)
 
-    from sslpipe.curate.outliers import Outlier, bad_pictures, far_from_all
+    from sslpipe.curate.calls import find_outliers
+    from sslpipe.curate.outliers import Outlier
     from sslpipe.curate.pages import outlier_page
     from sslpipe.curate.tables import write_table
-    from sslpipe.data.reader import keys_of
 
-    with working("compare"):
-        far = far_from_all(rows, neighbours=k, z=z)
-    if tiny_px is None:
-        view = metadata.get("view")
-        if not isinstance(view, dict) or not isinstance(view.get("resize_px"), int):
-            raise DataError(
-                f"{embedded.features} does not say what its view resizes to; give --tiny-px"
-            )
-        tiny_px = view["resize_px"] / 2
-    with progress("read", len(split)) as advance:
-        bad = bad_pictures(split, tiny_px=tiny_px, num_workers=num_workers, progress=advance)
-    keys = keys_of(split, [one.id for one in far])
-    outliers = [*(one._replace(key=keys[one.id]) for one in far), *bad]
+    outliers = find_outliers(
+        opened, k=k, z=z, tiny_px=tiny_px, num_workers=num_workers, progress=progress
+    )
+    split = opened.split
     table = []
     for one in outliers:  # six digits; nothing for None
         numbers = {"value": one.value, "limit": one.limit}
         short = {k: None if isnan(v) else float(f"{v:.6g}") for k, v in numbers.items()}
-        table.append({"split": split.name, **one._asdict(), **short})
+        table.append({"split": opened.split_name, **one._asdict(), **short})
     write_table(out / "outliers.csv", table, ("split", *Outlier._fields))
-    write_atomically(out / "outliers.html", outlier_page(split, outliers))
+    if split is not None:
+        write_atomically(out / "outliers.html", outlier_page(split, outliers))
     counts = Counter(one.reason for one in outliers)
     said = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
-    show(f"{out}: of {len(split)} samples of {split.name}: {said}")
-    words = ["--count", min(50, len(rows.ids)), "--out", out.with_name("clusters")]
-    say_next(["curate", "clusters", embedded.features, "--data", embedded.data, *words])
+    samples = len(opened.rows.ids) if split is None else len(split)
+    show(f"{out}: of {samples} samples{opened.of_split()}: {said}")
+    words = ["--count", min(50, len(opened.rows.ids)), "--out", out.with_name("clusters")]
+    say_next(["curate", "clusters", *embedded.words(), *words])
 
 
 @command(
@@ -268,30 +257,39 @@ def clusters(
     Writes clusters.csv, each sample with its cluster (0 is the largest) and the distance to its
     centre; and clusters.html, with a map and images of each cluster.
     """
-    split, rows, _ = embedded.open(out)
+    opened = embedded.open(out)
+    split = opened.split
+    rows = opened.rows
 
-    from sslpipe.curate.clusters import cluster
+    from sslpipe.curate.calls import cluster
     from sslpipe.curate.pages import cluster_page
     from sslpipe.curate.tables import write_table
 
     with working("clusters"):
-        clusters = cluster(rows, count, tries=TRIES)
+        clusters = cluster(opened, count)
     ids = rows.ids.tolist()
     distances = clusters.distances.round(6).tolist()
     table = [
-        {"split": split.name, "id": i, "cluster": k, "samples": clusters.sizes[k], "distance": d}
+        {
+            "split": opened.split_name,
+            "id": opened.sample_name(i) if split is None else i,
+            "cluster": k,
+            "samples": clusters.sizes[k],
+            "distance": d,
+        }
         for i, k, d in zip(ids, clusters.of_row.tolist(), distances, strict=True)
     ]
     write_table(out / "clusters.csv", table, ("split", "id", "cluster", "samples", "distance"))
-    write_atomically(out / "clusters.html", cluster_page(split, rows, clusters))
+    if split is not None:
+        write_atomically(out / "clusters.html", cluster_page(split, rows, clusters))
     show(
-        f"{out}: {count} clusters of {len(rows.ids)} samples of {split.name}, of "
+        f"{out}: {count} clusters of {len(rows.ids)} samples{opened.of_split()}, of "
         f"{clusters.sizes[-1]} to {clusters.sizes[0]} samples"
     )
     without = int((rows.labels < 0).sum())
     few = ["--count", min(100, without or len(rows.ids)), "--out", out.with_name("chosen")]
-    few += ["--images", *([] if without else ["--ignore-labels"])]
-    say_next(["curate", "select", embedded.features, "--data", embedded.data, *few])
+    few += [*([] if split is None else ["--images"]), *([] if without else ["--ignore-labels"])]
+    say_next(["curate", "select", *embedded.words(), *few])
 
 
 @command(
@@ -337,52 +335,54 @@ def select(
     path = out / "chosen.csv"
     if path.is_file() and any(row["label"] for row in read_table(path, ("label",))):
         raise DataError(f"{path} holds labels, which would be lost; name another --out")
-    split, rows, _ = embedded.open(out)
+    opened = embedded.open(out)
+    split = opened.split
+    if images and split is None:
+        raise UserError("--images are those of a data set: name it with --data, or leave them out")
 
-    import numpy as np
-    import torch
-
-    from sslpipe.curate.clusters import by_coverage, one_of_each
+    from sslpipe.curate.calls import select_to_label
     from sslpipe.curate.pages import chosen_page
-    from sslpipe.curate.results import COLUMN
     from sslpipe.curate.scan import write_images
     from sslpipe.data.reader import keys_of
 
     # what is labelled: by a table, else by the data set
-    known = (rows.labels >= 0).numpy() & (not ignore_labels)
+    labelled: list[int] | None = [] if ignore_labels else None
     if labels is not None:
-        known = np.isin(rows.ids.numpy(), [*labelled_ids(labels, split.name, len(split))])
-    elif known.all():
+        most = len(opened.rows.ids) if split is None else len(split)
+        labelled = [*labelled_ids(labels, opened.split_name or "", most)]
+    elif labelled is None and bool((opened.rows.labels >= 0).all()):
         raise DataError(
-            f"all {len(known)} samples of split {split.name!r} have a label in the data set: name "
+            f"all {len(opened.rows.ids)} samples of split {opened.split_name!r} have a label: name "
             "a table of those that count with --labels, or choose as if there were none with "
             "--ignore-labels"
         )
-    if split.has_values(COLUMN):
-        kept = one_of_each(split.column(COLUMN).groups.code_of(rows.ids.numpy()), known)
-        if not kept.all():
-            show(f"{(~kept).sum()} copies of other samples are skipped, by {COLUMN}")
-        rows = rows.rows(torch.from_numpy(kept))
-        known = known[kept]
     with working("select"):
-        chosen = by_coverage(rows, count, labelled=known)
-    by_id = {int(rows.ids[one.row]): one for one in chosen}
-    written = write_images(split, [*by_id], out / "images") if images else {}
+        chosen = select_to_label(opened, count, labelled=labelled, say=show)
+    ids = [one.id for one in chosen]
+    written = write_images(split, ids, out / "images") if images and split is not None else {}
     paths = {i: path.relative_to(out).as_posix() for i, path in written.items()}
-    keys = keys_of(split, [*by_id])
-    table: list[dict[str, Any]] = []
-    for order, (i, one) in enumerate(by_id.items()):
-        row = {"order": order, "split": split.name, "id": i, "key": keys[i], "reason": one.reason}
-        table.append(row | {"value": round(one.value, 6), "path": paths.get(i)})
+    keys = {i: opened.sample_name(i) for i in ids} if split is None else keys_of(split, ids)
+    table: list[dict[str, Any]] = [
+        {
+            "order": order,
+            "split": opened.split_name,
+            "id": one.id,
+            "key": keys[one.id],
+            "reason": one.reason,
+            "value": round(one.value, 6),
+            "path": paths.get(one.id),
+        }
+        for order, one in enumerate(chosen)
+    ]
     columns = ("order", "split", "id", "key", "reason", "value", *["path"] * images, "label")
     write_table(path, table, columns)
-    captions = {i: one.reason for i, one in by_id.items()}
-    write_atomically(out / "chosen.html", chosen_page(split, captions))
-    show(f"{out}: {count} of {len(rows.ids)} samples of {split.name}")
+    if split is not None:
+        captions = {one.id: one.reason for one in chosen}
+        write_atomically(out / "chosen.html", chosen_page(split, captions))
+    show(f"{out}: {count} of {len(opened.rows.ids)} samples{opened.of_split()}")
     when = " when its column `label` is filled in"
     if images:
         say_next(["shards", "build", out / "shards", "--source", "csv", "--csv", path], when=when)
     else:
-        of = [embedded.features, "--data", embedded.data]
         more = ["--count", count, "--labels", path, "--out", out.with_name("next")]
-        say_next(["curate", "select", *of, *more], when=when)
+        say_next(["curate", "select", *embedded.words(), *more], when=when)

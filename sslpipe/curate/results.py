@@ -1,18 +1,19 @@
 """Write duplicates down: rows of groups.csv, the sheet of doubtful pairs, the data set's column."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from PIL import Image
 
 from sslpipe.curate.duplicates import Doubt
 from sslpipe.curate.groups import Groups, Integers
-from sslpipe.curate.scan import Samples, decoded
-from sslpipe.curate.tables import write_table
-from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split, load_index
+from sslpipe.curate.scan import Samples
+from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import add_columns
@@ -24,12 +25,8 @@ COLUMNS = 4  # of the sheet of doubtful pairs
 MOST_EACH = 60  # accepted pairs on it, and refused ones
 
 
-def write_groups(path: Path, samples: Samples, groups: Groups) -> int:
-    """Write a row a sample of a group, by group; nearest: SPLIT:ID of the most similar one.
-
-    Returns:
-        How many rows.
-    """
+def group_rows(samples: Samples, groups: Groups) -> list[dict[str, Any]]:
+    """Return a row a sample of a group, by group; nearest: SPLIT:ID of the most similar one."""
     places = np.flatnonzero(groups.group >= 0)
     table = []
     for row in places[np.argsort(groups.group[places], kind="stable")].tolist():
@@ -40,8 +37,7 @@ def write_groups(path: Path, samples: Samples, groups: Groups) -> int:
         sample_id = int(samples.ids[row])
         values = split, sample_id, samples.keys[row], group, score, near
         table.append(dict(zip(FIELDS, values, strict=True)))
-    write_table(path, table, FIELDS)
-    return len(table)
+    return table
 
 
 def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
@@ -62,29 +58,29 @@ def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
     return sorted(sentences, key=lambda text: " test images" not in text)
 
 
-def doubt_sheet(samples: Samples, splits: Sequence[Split], doubt: Doubt) -> Image.Image | None:
+def doubt_sheet(
+    samples: Samples,
+    doubt: Doubt,
+    pictures_of: Callable[[Integers], dict[int, NDArray[np.uint8]]],
+) -> Image.Image | None:
     """Draw the most doubtful pairs side by side: those accepted, then, in red, those refused.
 
     Args:
         samples: As scanned.
-        splits: They were scanned from, in order.
         doubt: Of `duplicates.find_duplicates`.
+        pictures_of: Decodes the images of some rows, (h, w, 3) each, by row.
 
     Returns:
         An RGB image; None where no pair is doubtful.
     """
     places = [np.flatnonzero(same)[:MOST_EACH] for same in (doubt.accepted, ~doubt.accepted)]
     chosen = np.concatenate(places)
-    rows = np.unique(doubt.pairs[chosen])
     pictures: dict[int, Image.Image] = {}
-    for number, split in enumerate(splits):
-        of_split = rows[samples.split[rows] == number]
-        images = decoded(split, samples.ids[of_split])
-        for row in of_split.tolist():
-            picture = Image.fromarray(images[int(samples.ids[row])])
-            scale = CELL_PX / max(picture.size)
-            width, height = (max(1, round(side * scale)) for side in picture.size)
-            pictures[row] = picture.resize((width, height))
+    for row, pixels in pictures_of(np.unique(doubt.pairs[chosen])).items():
+        picture = Image.fromarray(pixels)
+        scale = CELL_PX / max(picture.size)
+        width, height = (max(1, round(side * scale)) for side in picture.size)
+        pictures[row] = picture.resize((width, height))
     cells = []
     for place in chosen.tolist():
         same = bool(doubt.accepted[place])

@@ -59,7 +59,7 @@ def labelled_ids(path: Path, split: str, samples: int) -> set[int]:
 
     Args:
         path: The table; an empty label is no label.
-        split: Its name.
+        split: Its name; "" where the samples are of none.
         samples: How many it has.
 
     Raises:
@@ -67,7 +67,7 @@ def labelled_ids(path: Path, split: str, samples: int) -> set[int]:
     """
     labelled = set[int]()
     for number, row in enumerate(read_table(path, ("split", "id", "label")), 2):  # 1: the names
-        if row["split"] != split or not (row["label"] or "").strip():
+        if (row["split"] or "") != split or not (row["label"] or "").strip():
             continue
         try:
             value = float(row["id"])  # a spreadsheet may have made 7.0 of 7

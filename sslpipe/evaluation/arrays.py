@@ -17,7 +17,7 @@ from sslpipe.errors import DataError, shown
 from sslpipe.evaluation.embed import Embeddings, check_finite_rows
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe as probe_rows
-from sslpipe.evaluation.neighbours import Search
+from sslpipe.evaluation.neighbours import Search, usual_k
 from sslpipe.evaluation.result import Result, Results
 from sslpipe.evaluation.retrieval import retrieval as search_rows
 from sslpipe.evaluation.verification import verification as verify_rows
@@ -32,7 +32,7 @@ def knn(
     test_features: Array,
     test_labels: Array,
     *,
-    k: int = 20,
+    k: int | None = None,
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Vote = "weighted",
     search: Search = "torch",
@@ -49,7 +49,7 @@ def knn(
             classes, which both sides then have; or the `Embeddings` that have them.
         test_features: (Q, F), as train_features; moved to their device.
         test_labels: (Q,), as train_labels.
-        k: Neighbours that vote, 1 to N.
+        k: Neighbours that vote, 1 to N; None: 20, or N where there are fewer.
         temperature: T > 0 of the weights exp(cosine / T); without effect on a majority vote.
         vote: "weighted" (the field's protocol) or "majority".
         search: "torch" or "faiss"; both find the same neighbours.
@@ -65,7 +65,8 @@ def knn(
         arXiv:2104.14294.
     """
     train, test, _ = _pair(train_features, train_labels, test_features, test_labels)
-    (result,) = knn_results(train, test, k=(k,), temperature=temperature, vote=vote, search=search)
+    ks = usual_k((20,), len(train.ids)) if k is None else [k]
+    (result,) = knn_results(train, test, k=ks, temperature=temperature, vote=vote, search=search)
     return result
 
 
@@ -110,7 +111,7 @@ def retrieval(
     query_features: Array | None = None,
     query_labels: Array | None = None,
     *,
-    k: Sequence[int] = (1, 5, 10),
+    k: Sequence[int] | None = None,
 ) -> Results:
     """Search a gallery by each query: are images of its label found first?
 
@@ -121,7 +122,7 @@ def retrieval(
         gallery_labels: (N,), as in `knn`.
         query_features: (Q, F); None: each row of the gallery searches all others.
         query_labels: (Q,); None with query_features.
-        k: Ranks at which metrics are cut off.
+        k: Ranks at which metrics are cut off; None: 1, 5 and 10, in a gallery of as many rows.
 
     Returns:
         Metric ("Recall@1", "map_at_r", ...) -> `Result`; see
@@ -207,12 +208,12 @@ def _pair(
     return bank, queries.to(bank.features.device), names
 
 
-def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddings:
+def embeddings_from_arrays(features: Array, labels: Array | None, side: str) -> Embeddings:
     """Make float32 features and int64 labels of arrays, numbering the rows 0, 1, ...
 
     Args:
         features: (N, F) of any float dtype; or `Embeddings`, of which only these count.
-        labels: (N,) integers, or texts, which are numbered in their order.
+        labels: (N,) integers, or texts, which are numbered in their order; None: none has one.
         side: "train" or "test": begins the arguments' names in messages; "" for none.
 
     Raises:
@@ -233,7 +234,6 @@ def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddi
             f"{named['features']} must be floats of shape (rows, features), not "
             f"{shown(features)}: {error}"
         ) from None
-    numbers = _labels_of(labels, named["labels"])
     if rows.dim() != 2 or not rows.dtype.is_floating_point:
         dtype = str(rows.dtype).removeprefix("torch.")
         convert = "; convert them, as in features.astype('float32')" * (rows.dim() == 2)
@@ -243,6 +243,7 @@ def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddi
         )
     if not rows.numel():
         raise DataError(f"{named['features']} has no rows: its shape is {(*rows.shape,)}")
+    numbers = np.full(len(rows), -1) if labels is None else _labels_of(labels, named["labels"])
     if len(numbers) != len(rows):
         raise DataError(
             f"{named['features']} has {len(rows)} rows and {named['labels']} {len(numbers)}; "

@@ -257,9 +257,10 @@ def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
     """Read rows, features as float32, and facts as they were saved; nothing is unpickled.
 
     A file that another program wrote is read, too: a .npy of (N, F) floats, or `features` in a .npz
-    or .safetensors, beside them `labels` and `ids`, (N,) integers, and `split` (a text, .npz alone)
-    where they are known. Without ids the rows are the samples 0, 1, ...; without labels none has
-    one.
+    or .safetensors, beside them `labels` and `ids`, (N,) integers, where they are known. Without
+    ids the rows are the samples 0, 1, ...; without labels none has one. In a .npz both may be
+    texts, which are numbered, "" for no label, and are facts[CLASSES], sorted, and facts[NAMES]; a
+    text `split` is a fact, too.
 
     Raises:
         DataError: The file holds no features, is damaged or empty, or features are not finite.
@@ -276,23 +277,29 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     if not os.path.lexists(path):
         why = "there is no such file; write it with `sslpipe embed`"
         raise DataError(f"cannot read embeddings from {path}: {why}")
+    facts: dict[str, Any] = {}
+    text = None
     try:
         open_regular(path).close()
         if path.suffix == ".npy":
-            features = torch.from_numpy(load_array(str(path)))
-            return _from_elsewhere(path, {"features": features}), {}
-        tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
+            tensors = {"features": torch.from_numpy(load_array(str(path)))}
+        elif path.suffix == ".npz":
+            tensors, text, facts = _read_npz(path)
+        else:
+            tensors, text = _read_safetensors(path)
     except DataError:
         raise
     except UNREADABLE as error:
         if memory_is_short(error):
             raise
         remedy = "embed again, or save them by numpy.savez('X.npz', features=..., labels=...)"
+        if "Object arrays" in str(error):
+            remedy = "save texts as texts, as in numpy.asarray(labels, dtype=str)"
         if path.suffix not in FILES:
             remedy = f"it is none of {', '.join(FILES)}; {remedy}"
         raise DataError(f"cannot read embeddings from {path}: {error}; {remedy}") from error
     if text is None and CHECKSUM not in tensors:
-        return _from_elsewhere(path, tensors), _split_of_npz(path)
+        return _from_elsewhere(path, tensors), facts
     missing = ", ".join(sorted({*Embeddings._fields} - {*tensors}))
     if missing or text is None:
         write = "write one with `sslpipe embed`"
@@ -325,6 +332,8 @@ UNREADABLE = (
     safetensors.SafetensorError,
 )
 FILES = (".safetensors", ".npz", ".npy")  # that features are read from
+CLASSES = "classes"  # facts of a .npz whose labels and ids are texts: the names of their numbers
+NAMES = "names"
 COMPARED = ("backbone_sha256", "view", "whitening_sha256", "canvas_px")
 
 
@@ -386,14 +395,6 @@ def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
     return Embeddings(features.float(), integers["labels"], integers["ids"])
 
 
-def _split_of_npz(path: Path) -> dict[str, Any]:
-    """Return the split that another program named in a .npz, as a features file of ours does."""
-    if path.suffix != ".npz":
-        return {}
-    with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-        return {"split": str(file["split"])} if "split" in file.files else {}
-
-
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
     with safetensors.safe_open(str(path), framework="pt") as file:
         metadata = file.metadata() or {}
@@ -401,23 +402,27 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
         return {name: file.get_tensor(name) for name in names}, metadata.get("facts")
 
 
-def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None]:
+def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None, dict[str, Any]]:
+    """Read numbers, the text of our facts, and the facts that another program's texts are."""
     # opened here: numpy leaves a file open that it cannot read
     with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
         names = {*file.files} & _NAMES
         text = str(file["facts"]) if "facts" in file.files else None
         arrays = {name: file[name] for name in names}
-    if arrays.get("labels", np.empty(0)).dtype.kind in "US":
-        raise DataError(
-            f"{path}: labels are texts; number them, alike in all files, or compare arrays in "
-            "Python, where sslpipe.knn, linear_probe and retrieval take texts"
-        )
-    if arrays.get("ids", np.empty(0)).dtype.kind in "US":
-        raise DataError(
-            f"{path}: ids are texts, and those of a data set's samples are integers: leave them "
-            "out, and a row's id is its place"
-        )
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}, text
+        facts: dict[str, Any] = {"split": str(file["split"])} if "split" in file.files else {}
+    labels = arrays.get("labels", np.empty(0))
+    if labels.dtype.kind in "US":
+        known, numbers = np.unique(labels.astype(np.str_), return_inverse=True)
+        facts[CLASSES] = [name for name in known.tolist() if name]
+        # "" is the first of them, and no class
+        arrays["labels"] = numbers.reshape(labels.shape) - (len(known) - len(facts[CLASSES]))
+    ids = arrays.get("ids", np.empty(0))
+    if ids.dtype.kind in "US":
+        facts[NAMES] = list(dict.fromkeys(ids.astype(np.str_).ravel().tolist()))
+        number = {name: place for place, name in enumerate(facts[NAMES])}
+        places = [number[name] for name in ids.astype(np.str_).ravel().tolist()]
+        arrays["ids"] = np.array(places, np.int64).reshape(ids.shape)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}, text, facts
 
 
 def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> None:

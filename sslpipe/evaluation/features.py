@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.index import Split, load_index
+from sslpipe.data.index import Split
 from sslpipe.data.reader import OnBad
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings
@@ -27,39 +27,6 @@ LEAST_PX = 8
 
 # (title, number of samples) -> a context that is called with the number done since
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-
-
-def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, Any]) -> Split:
-    """Open the split that a features file was embedded from.
-
-    Raises:
-        DataError: The data set is another one, or the ids are no different samples of it.
-    """
-    index = load_index(data)
-    if "split" not in metadata:
-        raise DataError(
-            f"{path} does not say which split of {data} its rows are: write it with `sslpipe "
-            'embed`, or as np.savez(FILE, features=..., ids=..., split="test")'
-        )
-    if "data_sha256" in metadata and not index.has_sha256(metadata["data_sha256"]):
-        raise DataError(
-            f"{path} was not embedded from {data} as it is now (sha256 "
-            f"{str(metadata.get('data_sha256'))[:12]} and {index.sha256[:12]}), so its ids are not "
-            "known to be that data set's; embed the split again"
-        )
-    split = index.split(metadata["split"])
-    least = int(rows.ids.min())
-    most = int(rows.ids.max())
-    if least < 0 or most >= len(split):
-        raise DataError(
-            f"{path} has an id {least if least < 0 else most}, and split {split.name!r} of {data} "
-            f"has {len(split)} samples; embed it again"
-        )
-    ids = rows.ids.sort().values
-    twice = ids[1:][ids[1:] == ids[:-1]]
-    if len(twice):
-        raise DataError(f"{path} has the id {int(twice[0])} twice; embed it again")
-    return split
 
 
 def embed_pair(

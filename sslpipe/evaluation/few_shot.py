@@ -13,6 +13,7 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.intervals import bootstrap95
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, check_pair, knn_results
+from sslpipe.evaluation.neighbours import usual_k
 from sslpipe.evaluation.result import Result, check_known
 from sslpipe.random import permutation
 
@@ -22,7 +23,7 @@ def few_shot_knn(
     queries: Embeddings,
     *,
     labels_per_class: int,
-    k: Sequence[int] = (10,),
+    k: Sequence[int] | None = None,
     draws: int = 5,
     seed: int = 0,
     temperature: float = INSTDISC_TEMPERATURE,
@@ -38,7 +39,7 @@ def few_shot_knn(
         bank: Labelled rows to draw from.
         queries: Labelled rows to score.
         labels_per_class: Rows of each class in a bank.
-        k: Numbers of neighbours.
+        k: Numbers of neighbours. Default: 10, or all rows where a bank has fewer.
         draws: Banks, at least 2.
         seed: Of the draws.
         temperature: T > 0 of the weighted vote.
@@ -59,6 +60,8 @@ def few_shot_knn(
     of_draws = []
     for draw in range(draws):
         few = bank.rows(few_rows(bank, labels_per_class, seed, draw))
+        if k is None:
+            k = usual_k((10,), len(few.ids))
         of_draws.append(
             knn_results(few, queries, k=k, temperature=temperature, vote=vote, process=process)
         )

@@ -13,7 +13,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.groups import GroupCodes, hidden_ids
-from sslpipe.evaluation.neighbours import Neighbours, Search, nearest
+from sslpipe.evaluation.neighbours import Neighbours, Search, nearest, usable_rows, usual_k
 from sslpipe.evaluation.result import Result, accuracy, check_known
 
 Vote = Literal["weighted", "majority"]
@@ -30,7 +30,7 @@ def knn_results(
     bank: Embeddings,
     queries: Embeddings,
     *,
-    k: Sequence[int] = DINO_K,
+    k: Sequence[int] | None = None,
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Votes = "weighted",
     search: Search = "torch",
@@ -44,7 +44,7 @@ def knn_results(
         bank: Features of any scale, compared by cosine; every row labelled, by any int64 >= 0. May
             lie on the CPU where the queries are on a GPU.
         queries: As bank.
-        k: Numbers of neighbours.
+        k: Numbers of neighbours. Default: 10, 20, 100 and 200, where the bank has as many rows.
         temperature: T > 0 of the weighted vote.
         vote: "weighted", "majority" or "both".
         search: "torch" or "faiss"; both find the same neighbours.
@@ -61,11 +61,13 @@ def knn_results(
     """
     check_known("vote", vote, get_args(Votes))
     check_pair(bank, queries)
-    if not k:
+    if k is not None and not k:
         raise DataError("k is empty; name at least one number of neighbours")
     if not 0 < temperature < float("inf"):
         raise DataError(f"temperature = {temperature} must be > 0 and finite")
     hidden = hidden_ids(bank, queries, same_id=exclude_same_id, same=exclude_same)
+    if k is None:
+        k = usual_k(DINO_K, usable_rows(len(bank.ids), hidden))
     neighbours = nearest(
         bank.features, queries.features, max(k), search=search, hidden=hidden, process=process
     )

@@ -10,7 +10,7 @@ Float32 products, of torch or faiss, whose error is bounded, propose rows, and o
 be among the nearest are compared exactly. `among_all`, which compares everything, is the oracle.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Literal, NamedTuple, get_args
 
@@ -182,14 +182,24 @@ def _merged(*lists: Neighbours) -> Neighbours:
     return best(similarities, rows, lists[0].indices.shape[1])
 
 
-def check_k(rows: int, k: int, hidden: Hidden) -> None:
-    """Raise DataError where k is more than some query may find."""
+def usual_k(usual: Sequence[int], rows: int) -> list[int]:
+    """Return the usual numbers of neighbours that so many rows have; all rows where none fits."""
+    return [k for k in usual if k <= rows] or [rows]
+
+
+def usable_rows(rows: int, hidden: Hidden) -> int:
+    """Return how many of a bank's rows each query may find, at least."""
     own_rows = 0
     if hidden is not None:
         known, times = torch.unique(hidden[0], return_counts=True)
         shared = times[torch.isin(known, hidden[1].to(known.device))]
         own_rows = int(shared.max()) if len(shared) else 0
-    usable = rows - own_rows
+    return rows - own_rows
+
+
+def check_k(rows: int, k: int, hidden: Hidden) -> None:
+    """Raise DataError where k is more than some query may find."""
+    usable = usable_rows(rows, hidden)
     if not 1 <= k <= usable:
         raise DataError(
             f"k = {k} does not fit a bank of {usable} rows; use 1 <= k <= {usable}, as --k "

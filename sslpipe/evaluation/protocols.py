@@ -34,7 +34,6 @@ CLOSE_K = 20
 FAR_K = 10
 FARS = (1e-1, 1e-2, 1e-3)
 FOLDS = 10
-RETRIEVAL_K = (1, 5, 10)
 # rows x features x classes, above which linear probes are not part of a suite: some 15 minutes a
 # set on two CPU cores; ImageNet on a GPU is below
 PROBE_WORK = 2**36
@@ -254,10 +253,9 @@ def _inside_test(test: Embeddings, seed: int, left_out: list[str]) -> list[Part]
     except DataError as error:
         left_out.append(f"retrieval and verification: {error}")
         return []
-    ks = [k for k in RETRIEVAL_K if k <= len(test.ids)]
 
     def retrieved(_: Embeddings, rows: Embeddings) -> Columns:
-        results = retrieval(rows, rows, k=ks, exclude_same_id=True)
+        results = retrieval(rows, rows, exclude_same_id=True)
         return [(PER_QUERY.get(result.metric), result) for result in results]
 
     chosen = [Part("retrieval", retrieved)]

@@ -13,10 +13,17 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.intervals import Floats, Integers, means95
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units, float32_error, rank_keys
+from sslpipe.evaluation.neighbours import (
+    exact_cosines,
+    fixed_point_units,
+    float32_error,
+    rank_keys,
+    usual_k,
+)
 from sslpipe.evaluation.result import Result
 from sslpipe.precision import full_float32
 
+RETRIEVAL_K = (1, 5, 10)
 TILE_NUMBERS = 2**23  # similarities of a tile: 32 MiB of float32
 SORTED_NUMBERS = 2**20  # of a tile whose rows are sorted, with float64 products and integer keys
 COUNTED = 16  # up to so many matches, what precedes each is counted; beyond that the row is sorted
@@ -37,7 +44,7 @@ def retrieval(
     gallery: Embeddings,
     queries: Embeddings,
     *,
-    k: Sequence[int] = (1, 5, 10),
+    k: Sequence[int] | None = None,
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
     cross: GroupCodes | None = None,
@@ -51,7 +58,7 @@ def retrieval(
     Args:
         gallery: Labelled rows that are searched.
         queries: Labelled rows that search.
-        k: Ranks at which metrics are cut off.
+        k: Ranks at which metrics are cut off. Default: 1, 5 and 10, in a gallery of as many rows.
         exclude_same_id: A query does not see the row of its own id: for two files of one split.
         exclude_same: A column: a query sees no row that has its own value of it (a theme, say); a
             missing value excludes nothing.
@@ -122,7 +129,7 @@ def retrieval_per_query(
     gallery: Embeddings,
     queries: Embeddings,
     *,
-    k: Sequence[int] = (1, 5, 10),
+    k: Sequence[int] | None = None,
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
     cross: GroupCodes | None = None,
@@ -130,9 +137,9 @@ def retrieval_per_query(
 ) -> PerQuery:
     """Score each query, in order of their rows; see `retrieval`. Collective: each its share."""
     check_pair(gallery, queries)
-    ks = sorted(set(k))
+    ks = usual_k(RETRIEVAL_K, len(gallery.ids)) if k is None else sorted(set(k))
     if not ks or ks[0] < 1 or ks[-1] > len(gallery.ids):
-        raise DataError(f"k = {tuple(k)} must lie in 1..{len(gallery.ids)}, the gallery's rows")
+        raise DataError(f"k = {tuple(ks)} must lie in 1..{len(gallery.ids)}, the gallery's rows")
     same = gallery.features.shape == queries.features.shape and all(
         torch.equal(a, b) for a, b in zip(gallery, queries, strict=True)
     )

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.vectors import Features
 from sslpipe.random import permutation
 from sslpipe.report.charts import MOST_NAMES, apart, class_colour, scatter
 from sslpipe.report.page import render
@@ -30,14 +30,6 @@ WRONG_QUERIES = 4
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
-
-class Features(NamedTuple):
-    """Embeddings of one split."""
-
-    rows: Embeddings
-    facts: dict[str, object]  # metadata in their file
-    split: Split | None = None  # of their images, where these are shown
 
 
 def mapped_rows(rows: Embeddings, seed: int = 0) -> Embeddings:

@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
+from sslpipe.evaluation.vectors import Features
 from sslpipe.evaluation.verdict import LINEAR, RECALL
 from sslpipe.files import Tree
 from sslpipe.recipe.reading import is_finetune
@@ -14,7 +15,6 @@ from sslpipe.report.charts import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts,
 from sslpipe.report.embeddings import (
     EMBED,
     RANDOM_QUERIES,
-    Features,
     embedding_map,
     found_neighbours,
 )

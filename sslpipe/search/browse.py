@@ -1,5 +1,7 @@
 """A map of features as one parquet file, which embedding-atlas (MIT, Apple) shows in a page."""
 
+from __future__ import annotations
+
 import shlex
 import subprocess
 import sys
@@ -12,17 +14,63 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sslpipe.arguments import checked
+from sslpipe.data.index import DatasetIndex
 from sslpipe.data.reader import keys_of
-from sslpipe.errors import DataError, UserError, install
+from sslpipe.errors import DataError, UserError, as_path, counted, install
 from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.vectors import Vectors, open_features
 from sslpipe.portable import replacing
 from sslpipe.report.pictures import encoded, small_images
-from sslpipe.search.images import ImageSearch
+from sslpipe.search.images import Hit, ImageSearch
 
 NEIGHBOURS = 15  # of each image; UMAP's usual number
 FEWEST = NEIGHBOURS + 2
 OWN = ("id", "name", "class", "image", "neighbours", "x", "y")
-SHOWN_BY = ("--x", "x", "--y", "y", "--image", "image", "--neighbors", "neighbours")
+SHOWN_BY = ("--x", "x", "--y", "y", "--neighbors", "neighbours")
+SHOWN_WITH = ("--image", "image")
+
+
+@checked
+def browse(
+    features: Vectors,
+    data: DatasetIndex | str | Path | None = None,
+    *,
+    out: str | Path = "map.parquet",
+    flatten: bool = True,
+    show: bool = True,
+    say: Callable[[str], None] | None = None,
+) -> Path:
+    """Show features on a map, in a browser, as `sslpipe browse` does.
+
+    >>> sslpipe.browse("out/test.safetensors", "out/photos", show=False)
+
+    Args:
+        features: A file of `sslpipe embed` or of vectors, (N, F) floats, or a result of `embed`.
+        data: The data set that a file was embedded from, for images and columns; None: dots.
+        out: The parquet file to write.
+        flatten: Flatten the features' spectrum, as in `ImageSearch`.
+        show: Start embedding-atlas on the file, until it ends.
+        say: Called with what is done; None: nobody is.
+
+    Returns:
+        The file.
+
+    Raises:
+        DataError: There are too few rows, or they are of another data set.
+        UserError: The extra `browse` is not installed.
+    """
+    say = say or (lambda text: None)
+    path = as_path(out, "out")
+    if path.suffix != ".parquet":
+        raise UserError(f"out = {str(path)!r}: a map is named .parquet")
+    search = ImageSearch(open_features(features, data), flatten=flatten)
+    say(f"features {search.form}")
+    count = write_map(search, path, say)
+    say(f"{path}: {counted(count, 'image')}")
+    if show:
+        show_map(path, say, images=data is not None)
+    return path
 
 
 def write_map(
@@ -31,7 +79,7 @@ def write_map(
     """Write a row an image that can be decoded: OWN, and the columns of the data, as text.
 
     Args:
-        search: One opened features file, as its rows are compared.
+        search: One opened features file, as its rows are compared. Vectors alone have no images.
         path: Of the parquet file, which is written whole or not at all.
         say: Called with what is done.
 
@@ -45,15 +93,15 @@ def write_map(
     arrow = _import("pyarrow")
     parquet = _import("pyarrow.parquet")
     _import("umap")  # before all images are read
-    (split,) = search.splits
+    split = search.splits[0] if search.has_splits else None
     rows = search.rows(0)
-    say(f"{len(rows.ids):,} thumbnails")
-    pictures = {
-        sample: encoded(image.convert("RGB"), "jpeg")
-        for sample, image in small_images(split, rows.ids.tolist())
-    }
-    readable = [sample in pictures for sample in rows.ids.tolist()]
-    rows = rows.rows(torch.tensor(readable, dtype=torch.bool))
+    pictures: dict[int, bytes] = {}
+    if split is not None:
+        say(f"{len(rows.ids):,} thumbnails")
+        for sample, image in small_images(split, rows.ids.tolist()):
+            pictures[sample] = encoded(image.convert("RGB"), "jpeg")
+        readable = [sample in pictures for sample in rows.ids.tolist()]
+        rows = rows.rows(torch.tensor(readable, dtype=torch.bool))
     ids = rows.ids.tolist()
     if len(ids) < FEWEST:
         raise DataError(f"{len(ids)} images are too few for a map; give {FEWEST} or more")
@@ -62,12 +110,12 @@ def write_map(
     near = nearest(features, features, NEIGHBOURS, units=True, hidden=(rows.ids, rows.ids))
     distances = (1 - near.similarities).clamp_min(0)
     places = _umap(features, near.indices, distances)
-    names = keys_of(split, ids)
+    hits = [Hit(0.0, 0, *each) for each in zip(ids, rows.labels.tolist(), strict=True)]
+    names = {hit.id: search.key(hit) for hit in hits} if split is None else keys_of(split, ids)
     columns: dict[str, list[Any]] = {
         "id": ids,
         "name": [names[sample] for sample in ids],
-        "class": [split.class_name(label) for label in rows.labels.tolist()],
-        "image": [{"bytes": pictures[sample]} for sample in ids],
+        "class": [search.class_name(hit) for hit in hits],
         "neighbours": [
             {"ids": own, "distances": far}
             for own, far in zip(near.indices.tolist(), distances.tolist(), strict=True)
@@ -75,20 +123,25 @@ def write_map(
         "x": places[:, 0].tolist(),
         "y": places[:, 1].tolist(),
     }
-    for name in split.columns:
-        if split.has_values(name):
-            columns[f"{name}_column" if name in OWN else name] = split.column(name).show(ids)
+    if split is not None:
+        columns["image"] = [{"bytes": pictures[sample]} for sample in ids]
+        for name in split.columns:
+            if split.has_values(name):
+                columns[f"{name}_column" if name in OWN else name] = split.column(name).show(ids)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         parquet.write_table(arrow.table(columns), temporary)
     return len(ids)
 
 
-def show_map(path: Path, say: Callable[[str], None] = lambda text: None) -> None:
+def show_map(
+    path: Path, say: Callable[[str], None] = lambda text: None, *, images: bool = True
+) -> None:
     """Start embedding-atlas on a map, until it ends. Raises: UserError where it is missing."""
     _import("embedding_atlas")
-    say(f"embedding-atlas {shlex.quote(str(path))} {' '.join(SHOWN_BY)}")
-    words = ["-m", "embedding_atlas.cli", str(path), *SHOWN_BY, "--host", "127.0.0.1"]
+    options = [*SHOWN_BY, *(SHOWN_WITH if images else ())]
+    say(f"embedding-atlas {shlex.quote(str(path))} {' '.join(options)}")
+    words = ["-m", "embedding_atlas.cli", str(path), *options, "--host", "127.0.0.1"]
     subprocess.run([sys.executable, *words], check=False)
 
 

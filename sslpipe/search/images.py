@@ -19,19 +19,11 @@ from sslpipe.arguments import checked
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError, shown
-from sslpipe.evaluation.arrays import embeddings_from_arrays
-from sslpipe.evaluation.embed import (
-    COMPARED,
-    Embeddings,
-    check_comparable,
-    check_embeddings,
-    check_finite_rows,
-    load_embeddings,
-)
-from sslpipe.evaluation.features import split_of_file
+from sslpipe.evaluation.embed import COMPARED, Embeddings, check_comparable, check_finite_rows
 from sslpipe.evaluation.flatten import fit_flattening
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 from sslpipe.evaluation.selection import parse_conditions, select
+from sslpipe.evaluation.vectors import Features, alike, open_features
 from sslpipe.evaluation.whiten import Whitening
 
 KEY_WINDOW_BYTES = 2**20  # read of a shard for a sample's key
@@ -39,7 +31,9 @@ MOST_FITTED = 20_000  # rows, evenly spaced, that the spectrum is learned on
 
 
 # a features file and its data set, features in memory, or a file of features alone
-Searched = tuple[str | Path, str] | Embeddings | Tensor | NDArray[Any] | str | Path
+Searched = (
+    tuple[str | Path, str | Path] | Features | Embeddings | Tensor | NDArray[Any] | str | Path
+)
 
 
 class Hit(NamedTuple):
@@ -58,32 +52,24 @@ class Hit(NamedTuple):
     label: int
 
 
-class _Part(NamedTuple):
-    """What is searched: rows, what their file says of them, and their split; None in memory."""
-
-    rows: Embeddings
-    facts: dict[str, Any]
-    split: Split | None
-
-
-def _open(given: Searched) -> _Part:
-    """Read a features file, or copy features in memory. Raises: UserError."""
-    if isinstance(given, Tensor | np.ndarray):
-        given = embeddings_from_arrays(given, np.full(len(given), -1), "").to("cpu")
-    if isinstance(given, Embeddings):
-        check_embeddings(given, "features", labelled=False)
-        # a copy, as rows are flattened in place
-        return _Part(given._replace(features=given.features.clone()), {}, None)
-    if isinstance(given, str | Path):
-        return _Part(*load_embeddings(Path(given)), None)
-    if not isinstance(given, tuple) or len(given) != 2:
+def _open(given: Searched) -> Features:
+    """Open what is searched; its rows are a copy, as they are flattened in place."""
+    if isinstance(given, Features):
+        opened = given
+    elif isinstance(given, Tensor | np.ndarray | Embeddings):
+        opened = open_features(given)
+    elif isinstance(given, str | Path):
+        return open_features(given)
+    elif isinstance(given, tuple) and len(given) == 2:
+        path, data = given
+        return open_features(path, data)
+    else:
         raise UserError(
             f"ImageSearch takes (features file, dataset.json) pairs, features (N, F), or a file of "
             f"them (.safetensors, .npz, .npy), not a {type(given).__name__}"
         )
-    path, data = given
-    rows, metadata = load_embeddings(path)
-    return _Part(rows, metadata, split_of_file(data, Path(path), rows, metadata))
+    rows = opened.rows._replace(features=opened.rows.features.clone())
+    return opened._replace(rows=rows)
 
 
 class ImageSearch:
@@ -117,13 +103,13 @@ class ImageSearch:
     ) -> None:
         if not files:
             raise UserError("no features file to search; write one with `sslpipe embed`")
-        parts = [_open(each) for each in files]
+        parts = alike([_open(each) for each in files], [f"file {k + 1}" for k in range(len(files))])
         self.facts = parts[0].facts
         for part in parts:
             check_comparable(self.facts, part.facts)
             if part.rows.features.shape[1] != parts[0].rows.features.shape[1]:
                 raise DataError("features have different widths; take all from one backbone")
-        self._splits = [part.split for part in parts]
+        self._parts = parts
         self._rows = [part.rows for part in parts]
         self.flattening, self.form = self._fit(flatten)
         # made once: a search is then one product
@@ -132,10 +118,15 @@ class ImageSearch:
             self._rows[place] = rows._replace(features=units)
 
     @property
+    def has_splits(self) -> bool:
+        """Return whether the data set of each file is known."""
+        return all(part.split is not None for part in self._parts)
+
+    @property
     def splits(self) -> list[Split]:
         """The split of each file. Raises: UserError for features in memory, which have none."""
-        known = [split for split in self._splits if split is not None]
-        if len(known) < len(self._splits):
+        known = [part.split for part in self._parts if part.split is not None]
+        if len(known) < len(self._parts):
             raise UserError(
                 "vectors alone are of no data set; give the file that `sslpipe embed` wrote, "
                 "and its dataset.json"
@@ -160,8 +151,8 @@ class ImageSearch:
         if "backbone_sha256" not in self.facts:
             raise DataError(
                 "the vectors searched do not say which network made them, so that the queries' may "
-                "be another; embed with `sslpipe embed`, or compare vectors in Python: "
-                "ImageSearch(vectors).find(queries)"
+                "be another; embed with `sslpipe embed`, or search by vectors: in the terminal a "
+                "file of them and no --model, in Python ImageSearch(vectors).find(queries)"
             )
         for key in COMPARED:
             if facts.get(key) != self.facts.get(key):
@@ -238,15 +229,45 @@ class ImageSearch:
     def key(self, hit: Hit) -> str:
         """Return the path that the image was built from where it is known, else its shard's key.
 
-        Of vectors alone: the id of the row.
+        Of vectors alone: the id of the row, a text where the file has texts.
         """
-        split = self._splits[hit.part]
-        if split is None:
-            return str(hit.id)
-        names = split.names_of([hit.id])
+        part = self._parts[hit.part]
+        if part.split is None:
+            return part.sample_name(hit.id)
+        names = part.split.names_of([hit.id])
         if names is not None:
             return names[0]
-        return Reader(split, window_bytes=KEY_WINDOW_BYTES).one(hit.id).key
+        return Reader(part.split, window_bytes=KEY_WINDOW_BYTES).one(hit.id).key
+
+    def queries_of(self, files: Sequence[str | Path]) -> tuple[list[str], Tensor]:
+        """Read files of vectors to search for: FILE:ID of each row, and the rows, (Q, F).
+
+        Raises:
+            DataError: They are of another network than the vectors searched, or another width.
+        """
+        names: list[str] = []
+        parts = []
+        for file in files:
+            opened = open_features(file)
+            if "backbone_sha256" in opened.facts and "backbone_sha256" in self.facts:
+                self.check_network(opened.facts)
+            parts.append(opened.rows.features)
+            names += [f"{file}:{opened.sample_name(each)}" for each in opened.rows.ids.tolist()]
+            width = opened.rows.features.shape[1]
+            if width != self._rows[0].features.shape[1]:
+                raise DataError(
+                    f"{file} has {width} features a row, and what is searched "
+                    f"{self._rows[0].features.shape[1]}; take both from one network"
+                )
+        return names, torch.cat(parts)
+
+    def split_name(self, hit: Hit) -> str | None:
+        """Name the split of an image that was found; None where its file does not say."""
+        return self._parts[hit.part].split_name
+
+    def class_name(self, hit: Hit) -> str | None:
+        """Name the class of an image that was found; None where it has none."""
+        return self._parts[hit.part].class_name(hit.label)
 
     def _flattened(self, features: Tensor, *, in_place: bool = False) -> Tensor:
         if self.flattening is None:

@@ -3,6 +3,7 @@
 NAMES = {
     "Gallery": "sslpipe.search.gallery",
     "ImageSearch": "sslpipe.search.images",
+    "browse": "sslpipe.search.browse",
     "choose": "sslpipe.search.choice",
     "rank_features": "sslpipe.search.choice",
 }

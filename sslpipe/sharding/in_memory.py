@@ -133,12 +133,12 @@ def _reader(split: str, rows: Rows) -> Callable[[int], tuple[bytes, Any]]:
                 ) from None
             is_pair = isinstance(row, tuple | list) and len(row) == 2
             image, label = row if is_pair else (row, None)
-            return _encoded(image, f"{split}[{number}]"), label
+            return encoded_image(image, f"{split}[{number}]"), label
 
     return read
 
 
-def _encoded(image: Any, name: str) -> bytes:
+def encoded_image(image: Any, name: str) -> bytes:
     """Return an image as the bytes of a file. Raises: BadSample, and DataError for other things."""
     if isinstance(image, bytes):
         return image

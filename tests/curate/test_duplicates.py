@@ -25,7 +25,7 @@ from sslpipe.curate.duplicates import (
 )
 from sslpipe.curate.groups import group
 from sslpipe.curate.results import COLUMN, by_split, doubt_sheet, write_column
-from sslpipe.curate.scan import scan, scan_pictures
+from sslpipe.curate.scan import decoded, scan, scan_pictures
 from sslpipe.curate.thumbnails import STARTS, resampling, whole_and_crops
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
@@ -412,7 +412,8 @@ def test_the_sheet_shows_accepted_pairs_then_refused_ones_in_red(tmp_path, monke
     def sheet(*accepted):  # of pairs 0-1, 1-2 ...
         pairs = np.array([(k, k + 1) for k in range(len(accepted))], np.int64).reshape(-1, 2)
         scores = np.full(len(accepted), 0.8, np.float32)
-        return doubt_sheet(samples, [split], Doubt(pairs, scores, np.array(accepted, bool)))
+        doubt = Doubt(pairs, scores, np.array(accepted, bool))
+        return doubt_sheet(samples, doubt, lambda rows: decoded(split, rows))
 
     one, both = sheet(False), sheet(False, True)
     assert sheet() is None

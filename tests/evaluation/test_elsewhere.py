@@ -1,5 +1,7 @@
 """Features that another program wrote: .npy, .npz and safetensors without our metadata."""
 
+import json
+import re
 import sys
 
 import numpy as np
@@ -7,9 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import sslpipe
 from sslpipe.cli import app
+from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.evaluation.vectors import alike, open_features
+from tests.helpers.dataset import write_dataset
 
 ROWS = np.random.default_rng(0).normal(size=(12, 5))
 
@@ -59,11 +65,9 @@ def test_knn_of_two_files_of_another_program(tmp_path, capsys, monkeypatch):
         ({"features": ROWS.astype(int)}, "features"),
         ({"features": ROWS, "labels": np.zeros(11, int)}, "labels"),
         ({"features": ROWS, "labels": np.zeros(12)}, "labels"),
-        (
-            {"features": ROWS, "labels": np.array([*"abcabcabcabc"])},
-            "labels are texts.*number them",
-        ),
-        ({"features": ROWS, "ids": np.array([*"abcdefghijkl"])}, "ids are texts.*leave them out"),
+        ({"features": ROWS, "labels": np.array([*"abcabcabcab"])}, "labels"),
+        ({"features": ROWS, "ids": np.array([*"abcdefghijk"])}, "ids"),
+        ({"features": ROWS, "labels": np.array([*"abcabcabcabc"], object)}, "dtype=str"),
         ({"features": ROWS * np.nan}, r"features\[0\] is not finite, as are 12 of 12"),
         ({"features": np.array([{}])}, "rows.npz"),
     ],
@@ -74,8 +78,96 @@ def test_other_arrays_are_one_clear_error(tmp_path, arrays, named):
         load_embeddings(tmp_path / "rows.npz")
 
 
+def test_labels_and_ids_that_are_texts_are_numbered_and_named(tmp_path):
+    labels = np.array(["owl", "", "ape", "owl", *["Äffin"] * 8])
+    ids = np.array([f"{place}.jpg" for place in range(12)][::-1])
+    np.savez(tmp_path / "rows.npz", features=ROWS, labels=labels, ids=ids)
+    opened = open_features(tmp_path / "rows.npz")
+    named = [opened.class_name(label) or "" for label in opened.rows.labels.tolist()]
+    assert named == labels.tolist()
+    assert opened.rows.labels[1] == -1
+    assert [opened.sample_name(each) for each in opened.rows.ids.tolist()] == ids.tolist()
+
+
+def test_texts_are_numbered_alike_in_all_files(tmp_path):
+    """Each file has classes and samples that the other has not."""
+    first, second = np.array(["c", "a", "", "c"]), np.array(["b", "c", "b"])
+    np.savez(tmp_path / "1.npz", features=ROWS[:4], labels=first, ids=np.array([*"wxyz"]))
+    np.savez(tmp_path / "2.npz", features=ROWS[:3], labels=second, ids=np.array([*"zav"]))
+    files = [tmp_path / "1.npz", tmp_path / "2.npz"]
+    one, other = alike([open_features(file) for file in files], ["1", "2"])
+    assert one.rows.labels.tolist() == [2, 0, -1, 2]
+    assert other.rows.labels.tolist() == [1, 2, 1]
+    assert one.rows.ids[3] == other.rows.ids[0]
+    assert len({*one.rows.ids.tolist(), *other.rows.ids.tolist()}) == 6
+    np.savez(tmp_path / "3.npz", features=ROWS[:3], labels=[0, 1, 2])
+    with pytest.raises(DataError, match="labels of 1 are texts"):
+        alike([open_features(files[0]), open_features(tmp_path / "3.npz")], ["1", "3"])
+
+
+@pytest.mark.parametrize("command", ["knn", "linear", "retrieval"])
+def test_the_terminal_scores_texts_as_python_does(tmp_path, call, command):
+    rng = np.random.default_rng(1)
+    numbers = rng.integers(0, 4, 120)
+    features = 2 * np.eye(4)[numbers] + rng.normal(size=(120, 4))
+    texts = np.array(["zebra", "ape", "owl", "cat"])[numbers]
+    for name, rows in (("train", slice(0, 80)), ("test", slice(80, 120))):
+        np.savez(tmp_path / f"{name}.npz", features=features[rows], labels=texts[rows])
+    out = tmp_path / "results.json"
+    call("evaluate", command, tmp_path / "train.npz", tmp_path / "test.npz", "--out", out)
+    sides = (features[:80], texts[:80], features[80:], texts[80:])
+    if command == "retrieval":
+        expected = {name: one.value for name, one in sslpipe.retrieval(*sides).items()}
+    else:
+        one = {"knn": sslpipe.knn, "linear": sslpipe.linear_probe}[command](*sides)
+        expected = {one.protocol: one.value}
+    written = json.loads(out.read_text())
+    key = "metric" if command == "retrieval" else "protocol"
+    values = {each[key]: each["value"] for each in written}
+    assert {name: values.get(name) for name in expected} == expected
+    assert all(each["classes"] == ["ape", "cat", "owl", "zebra"] for each in written)
+
+
+def test_a_data_set_numbers_the_classes_that_a_file_names(tmp_path):
+    data = write_dataset(tmp_path / "data", (12,))
+    split = load_index(data).split("train")
+    texts = np.array([split.class_name(label) for label in split.labels])
+    np.savez(tmp_path / "rows.npz", features=ROWS, labels=texts, split="train")
+    opened = open_features(tmp_path / "rows.npz", data)
+    assert opened.rows.labels.tolist() == split.labels.tolist()
+    np.savez(tmp_path / "rows.npz", features=ROWS, labels=np.array(["owl"] * 12), split="train")
+    with pytest.raises(DataError, match="'owl'"):
+        open_features(tmp_path / "rows.npz", data)
+
+
 @pytest.mark.parametrize("name", ["rows.pt", "rows.csv", "rows.parquet"])
 def test_a_file_of_another_kind_is_refused_with_those_that_are_read(tmp_path, name):
     torch.save(torch.tensor(ROWS), tmp_path / name)
     with pytest.raises(DataError, match=rf"{name}.*none of \.safetensors, \.npz, \.npy.*savez"):
         load_embeddings(tmp_path / name)
+
+
+@pytest.mark.parametrize("count", [3, 12, 150])
+def test_usual_numbers_of_neighbours_fit_files_of_few_rows(tmp_path, call, count):
+    """Without --k; one that is given and does not fit is an error."""
+    rng = np.random.default_rng(0)
+    for name in ("train", "test"):
+        labels = np.arange(count) % 3
+        np.savez(tmp_path / f"{name}.npz", features=rng.normal(size=(count, 5)), labels=labels)
+    files = [tmp_path / "train.npz", tmp_path / "test.npz"]
+    out = tmp_path / "out.json"
+    call("evaluate", "knn", *files, "--out", out)
+    found = [
+        int(re.search(r"k=(\d+)", each["protocol"])[1]) for each in json.loads(out.read_text())
+    ]
+    assert found == ([k for k in (10, 20, 100, 200) if k <= count] or [count])
+    call("evaluate", "retrieval", *files, "--out", out)
+    recalls = [each["metric"] for each in json.loads(out.read_text())]
+    assert [f"Recall@{k}" for k in (1, 5, 10) if k <= count] == [
+        each for each in recalls if each.startswith("Recall@")
+    ]
+    call("evaluate", "few-shot", *files, "--labels-per-class", 1)
+    _, errors = call("evaluate", "knn", *files, "--k", count + 1, status=2)
+    assert f"k = {count + 1} does not fit" in errors
+    arrays = [np.load(file)[key] for file in files for key in ("features", "labels")]
+    assert f"k={min(20, count)} " in sslpipe.knn(*arrays).protocol

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+import sslpipe
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, UserError, install
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
@@ -120,3 +121,34 @@ def test_the_map_is_opened_by_the_command_that_is_printed(tmp_path, monkeypatch)
     assert ["embedding-atlas", *words[: words.index("--host")]] == shlex.split(said[0])
     assert words[words.index("--host") + 1] == "127.0.0.1"
     assert words[0] == "a map.parquet"
+
+
+@pytest.mark.parametrize("kind", ["file", "array", "embeddings"])
+def test_vectors_alone_are_a_map_without_images(shop, tmp_path, monkeypatch, kind):
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Umap))
+    rows = shop[2]
+    given = {"array": rows.features.numpy().astype(np.float64), "embeddings": rows}.get(kind)
+    if given is None:
+        given = tmp_path / "rows.npz"
+        labels = np.array([["a", "b", "c", ""][number % 4] for number in range(COUNT)])
+        np.savez(given, features=rows.features.numpy(), labels=labels)
+    path = sslpipe.browse(given, out=tmp_path / "map.parquet", flatten=False, show=False)
+    columns = parquet.read_table(path).to_pydict()
+    assert {*columns} == {"id", "name", "class", "neighbours", "x", "y"}
+    assert columns["name"] == [str(number) for number in range(COUNT)]
+    classes = {"file": ["a", "b", "c", None], "array": [None] * 4, "embeddings": [*"0123"]}
+    assert columns["class"] == classes[kind] * (COUNT // 4)
+    units = torch.nn.functional.normalize(rows.features.double())
+    cosines = units @ units.T - 9 * torch.eye(COUNT)
+    assert [near["ids"] for near in columns["neighbours"]] == [
+        row.sort(descending=True).indices[:15].tolist() for row in cosines
+    ]
+
+
+def test_a_map_without_images_is_opened_without_their_column(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "embedding_atlas", SimpleNamespace())
+    words = []
+    monkeypatch.setattr(browse.subprocess, "run", lambda given, check: words.extend(given))
+    browse.show_map(Path("map.parquet"), images=False)
+    assert "--image" not in words
+    assert "--neighbors" in words

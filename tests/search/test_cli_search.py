@@ -127,3 +127,59 @@ def test_features_are_flattened_unless_told_otherwise(call, shop, model, monkeyp
     assert flat != plain
     same, errors = call(*words, "--no-flatten")
     assert (same, "features as they are" in errors) == (plain, True)
+
+
+@pytest.fixture
+def vectors(tmp_path):
+    """Vectors that another program made, with names and classes, and a file of queries."""
+    rng = np.random.default_rng(2)
+    rows = rng.normal(size=(30, 6)).astype(np.float32)
+    queries = rng.normal(size=(2, 6)).astype(np.float32)
+    names = np.array([f"shop/{place} ä.jpg" for place in range(30)])
+    classes = np.array([["owl", "ape", ""][place % 3] for place in range(30)])
+    np.savez(tmp_path / "rows.npz", features=rows, ids=names, labels=classes)
+    np.save(tmp_path / "rows.npy", rows)
+    np.save(tmp_path / "queries.npy", queries)
+    units = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (queries, rows)]
+    return tmp_path, units[0] @ units[1].T, names, classes
+
+
+@pytest.mark.parametrize("file", ["rows.npz", "rows.npy"])
+def test_vectors_are_searched_by_vectors_without_a_model_or_data(call, vectors, file):
+    folder, cosines, names, classes = vectors
+    words = ["search", folder / file, folder / "queries.npy", "--no-flatten", "--json"]
+    found = json.loads(call(*words, "--top", 4)[0])
+    assert [one["query"] for one in found] == [f"{folder / 'queries.npy'}:{q}" for q in "00001111"]
+    nearest = np.argsort(-cosines, axis=1)[:, :4].ravel().tolist()
+    scores = np.sort(-cosines, axis=1)[:, :4].ravel()
+    np.testing.assert_allclose([one["score"] for one in found], -scores, atol=1e-5)
+    texts = names.tolist() if file == "rows.npz" else [*map(str, range(30))]
+    assert [one["name"] for one in found] == [texts[place] for place in nearest]
+    known = [classes[place] or None if file == "rows.npz" else None for place in nearest]
+    assert [one["class"] for one in found] == known
+
+
+def test_what_a_search_of_vectors_lacks_is_one_line(call, shop, model, vectors):
+    folder, *_ = vectors
+    rows, queries, image = folder / "rows.npy", folder / "queries.npy", shop / "photos/bob/1.png"
+    np.save(folder / "wide.npy", np.ones((2, 9)))
+    for words, named in (
+        ([rows, image], "--model"),
+        ([shop / "all.safetensors", image], "--model"),
+        ([rows, image, "--model", model], "which network"),
+        ([rows, queries, "--where", "a = b"], "--data"),
+        ([rows, queries, "--out", folder / "found.html"], "--model"),
+        ([rows, folder / "wide.npy"], "wide.npy has 9 features"),
+        ([rows, folder / "none.npy"], "there is no such file"),
+    ):
+        _, errors = call("search", *words, status=2)
+        (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+        assert named in line
+
+
+def test_an_image_finds_itself_without_the_data_set(call, shop, model):
+    words = ["search", shop / "all.safetensors", shop / "photos/bob/1.png", "--model", model]
+    bare = json.loads(call(*words, "--json")[0])
+    full = json.loads(call(*words, "--json", "--data", shop / "data")[0])
+    assert [(one["id"], one["score"]) for one in bare] == [(o["id"], o["score"]) for o in full]
+    assert {one["split"] for one in bare} == {"all"}

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from sslpipe.cli import inputs
-from sslpipe.cli.options import Data, Model, argument, command, option
-from sslpipe.cli.terminal import encode_readable, new_app, say, show_json
+from sslpipe.cli.options import SOURCES, Device, RunWeights, argument, command, option
+from sslpipe.cli.terminal import encode_readable, load_model, new_app, say, show_json
 from sslpipe.errors import UserError, one_line
 from sslpipe.portable import write_atomically
 
@@ -21,17 +21,31 @@ app = new_app()
         "out/photos/dataset.json",
         "sslpipe search shoes.safetensors,bags.safetensors QUERIES --model out/backbone --data "
         "out/shoes --data out/bags --where 'vendor = A' --out found.html",
+        "sslpipe search vectors.npy queries.npy",
     ],
 )
 def search(
-    features: Annotated[str, argument("A file of `sslpipe embed`, or several joined by commas.")],
-    images: Annotated[list[Path], argument("Images to search for, or folders of images.")],
-    *,
-    model: Model,
-    data: Annotated[
-        list[str],
-        option("The data set of the features, of all files, or one --data a file.", metavar="DATA"),
+    features: Annotated[
+        str,
+        argument(
+            "A file of `sslpipe embed`, or of vectors (.npy, .npz, .safetensors), or several "
+            "joined by commas."
+        ),
     ],
+    images: Annotated[
+        list[Path],
+        argument("Images to search for, or folders of images; or, without --model, vectors."),
+    ],
+    *,
+    model: Annotated[
+        Path | None, option(f"Embeds the images: a run directory, {SOURCES}.", metavar="MODEL")
+    ] = None,
+    run: RunWeights,
+    device: Device = "auto",
+    data: Annotated[
+        list[str] | None,
+        option("The data set of the features, of all files, or one --data a file.", metavar="DATA"),
+    ] = None,
     top: Annotated[int, option("Images to show for each query.", min=1)] = 10,
     where: Annotated[
         str, option('Search only among these, by their columns: "vendor = A and year >= 2024".')
@@ -45,43 +59,62 @@ def search(
     """Show the images of a data set that are nearest to an image.
 
     A line each: query, place, score, sample, name, class. The search is exact. The features file is
-    the index: embed new images as a data set of their own, and name both files.
+    the index: embed new images as a data set of their own, and name both files. Vectors that
+    another program made are searched by vectors, without --model and --data.
     """
-    inputs.check_model(model.model)
+    inputs.check_model(model)
     whole = Path(features).exists()  # a name may have a comma
     files = [Path(each.strip()) for each in ([features] if whole else features.split(","))]
     inputs.check_features(files)
-    if len(data) not in (1, len(files)):
-        raise UserError(f"--data names {len(data)} data sets for {len(files)} files of features")
-    for place in data:
+    places = data or []
+    if len(places) not in (0, 1, len(files)):
+        raise UserError(f"--data names {len(places)} data sets for {len(files)} files of features")
+    for place in places:
         inputs.open_data(place)
-    inputs.images_of(images)
+    if model is not None:
+        inputs.images_of(images)
+    elif pictures := [str(each) for each in images if each.suffix not in inputs.READ_SUFFIXES]:
+        raise UserError(
+            f"{pictures[0]} is searched for by the features of a network: name the one that "
+            f"{features} was embedded with by --model"
+        )
+    else:
+        inputs.check_features(images)
+    if out is not None and (model is None or not places):
+        raise UserError("--out is a page of images: name images to search for, --model and --data")
+    if where and not places:
+        raise UserError("--where looks into the columns of a data set: name it with --data")
     inputs.check_file(out)
 
     from sslpipe.search.images import ImageSearch
 
-    places = data if len(data) == len(files) else data * len(files)
-    search = ImageSearch(*zip(files, places, strict=True), flatten=flatten)
+    whole_data = places if len(places) == len(files) else places * len(files)
+    opened = zip(files, whole_data, strict=True) if places else files
+    search = ImageSearch(*opened, flatten=flatten)
     undo = "; --no-flatten: as they are" * (search.flattening is not None)
     say(f"features {search.form}{undo}")
-    backbone = model.load()
-    backbone, _ = backbone.matched(search.splits[0])  # their range
-    search.check_network(backbone.network_facts)
-    queries = inputs.images_of(images, backbone.image_type)
-    kept, rows = encode_readable(backbone, queries)
-    queries = [queries[place] for place in kept]
+    if model is None:
+        queries, rows = search.queries_of(images)
+    else:
+        backbone = load_model(model, run.checkpoint, run.weights, device=device)
+        if places:
+            backbone, _ = backbone.matched(search.splits[0])  # their range
+        search.check_network(backbone.network_facts)
+        paths = inputs.images_of(images, backbone.image_type)
+        kept, rows = encode_readable(backbone, paths)
+        queries = [str(paths[place]) for place in kept]
     answers = search.find(rows, top, where=where)
     keys = [[search.key(hit) for hit in hits] for hits in answers]
     lines = [
         {
-            "query": str(query),
+            "query": query,
             "place": place,
             "score": round(hit.score, 6),
-            "data": places[hit.part],
-            "split": search.splits[hit.part].name,
+            "data": whole_data[hit.part] if places else None,
+            "split": search.split_name(hit),
             "id": hit.id,
             "name": name,
-            "class": search.splits[hit.part].class_name(hit.label),
+            "class": search.class_name(hit),
         }
         for query, hits, names in zip(queries, answers, keys, strict=True)
         for place, (hit, name) in enumerate(zip(hits, names, strict=True), 1)
@@ -90,13 +123,13 @@ def search(
         show_json(lines)
     else:
         for line in lines:
-            sample = f"{line['split']}:{line['id']}"
+            sample = f"{line['split'] or '-'}:{line['id']}"
             cells = line["query"], line["place"], f"{line['score']:.4f}", sample, line["name"]
             typer.echo("\t".join(one_line(str(cell)) for cell in (*cells, line["class"] or "-")))
     if out is not None:
         from sslpipe.search.pages import search_page
 
-        write_atomically(out, search_page(search, queries, answers, keys))
+        write_atomically(out, search_page(search, [*map(Path, queries)], answers, keys))
         say(f"{out}: open it in a browser")
 
 
@@ -106,9 +139,12 @@ def search(
 )
 def browse(
     features: Annotated[
-        Path, argument("A run (the test images of its suite), or a file of `sslpipe embed`.")
+        Path,
+        argument("A run (the test images of its suite), or a file of `sslpipe embed` or vectors."),
     ],
-    data: Data,
+    data: Annotated[
+        str | None, option("The data set's dataset.json: a path or a URL; for its images.")
+    ] = None,
     flatten: Annotated[
         bool, option("Flatten the features' spectrum, as `sslpipe search` does.")
     ] = True,
@@ -118,7 +154,7 @@ def browse(
 
     Writes one parquet file with thumbnails, exact neighbours, places by UMAP and the columns of the
     data, and starts embedding-atlas on it, with the command that it prints. Needs the extra
-    `browse`.
+    `browse`. Vectors without --data are a map of dots.
     """
     if features.is_dir():
         run = features
@@ -129,16 +165,10 @@ def browse(
                 "name a file of `sslpipe embed`"
             )
     inputs.check_features([features])
-    inputs.open_data(data)
-    if out.suffix != ".parquet":
-        raise UserError(f"--out {out}: a map is named .parquet")
+    if data is not None:
+        inputs.open_data(data)
     inputs.check_file(out)
 
-    from sslpipe.search.browse import show_map, write_map
-    from sslpipe.search.images import ImageSearch
+    from sslpipe.search.browse import browse as show
 
-    search = ImageSearch((features, data), flatten=flatten)
-    say(f"features {search.form}")
-    count = write_map(search, out, say)
-    say(f"{out}: {count:,} images")
-    show_map(out, say)
+    show(features, data, out=out, flatten=flatten, say=say)
