@@ -294,8 +294,15 @@ class ProbeViews(nn.Module):
         channels: Sequence[str] = RGB8.channels,
     ) -> None:
         super().__init__()
-        options = {**PROBE, "kernels": "torch", "channels": channels}
-        self.views = FusedViews("simclr", crop_px, mean, std, **options)
+        self.views = FusedViews(
+            "simclr",
+            crop_px=crop_px,
+            mean=mean,
+            std=std,
+            kernels="torch",
+            channels=channels,
+            **PROBE,
+        )
 
     def make_views(self, batch: Batch) -> Tensor:
         """Return (2B, C, S, S): the first views of all images, then the second."""

@@ -150,7 +150,8 @@ class ColorJitter(Op):
         strengths = np.array(spec.jitter_strengths)
         low = np.maximum(0, 1 - strengths)
         high = 1 + strengths
-        low[HUE], high[HUE] = -spec.hue, spec.hue
+        low[HUE] = -spec.hue
+        high[HUE] = spec.hue
         return (
             u[:, 0] < spec.jitter_prob,
             (low + (high - low) * u[:, 1:5]).astype(np.float32),

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # columns of factors, values of order
-BLEND, SHIFT_HUE = 1, 2  # kinds of a colour step in Triton's tables; 0: nothing is done
+BLEND = 1  # kinds of a colour step in Triton's tables; 0: nothing is done
+SHIFT_HUE = 2
 GRAY_WEIGHTS = (0.2989, 0.587, 0.114)  # of R, G, B; torchvision _rgb_to_grayscale_image
 
 

@@ -165,7 +165,16 @@ class FusedViews(BaseViews):
         channels: Sequence[str] = RGB8.channels,
         **overrides: Any,
     ) -> None:
-        super().__init__(preset, crop_px, mean, std, normalize, extra, channels, **overrides)
+        super().__init__(
+            preset,
+            crop_px=crop_px,
+            mean=mean,
+            std=std,
+            normalize=normalize,
+            extra=extra,
+            channels=channels,
+            **overrides,
+        )
         if blur not in ("exact", "bf16"):
             raise ValueError(f"blur = {blur!r} is not 'exact' or 'bf16'")
         if kernels not in ("auto", "torch", "triton"):

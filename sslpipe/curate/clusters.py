@@ -78,8 +78,9 @@ def cluster(rows: Embeddings, count: int, *, seed: int = 0, tries: int = 1) -> C
     central = near[np.concatenate([[0], np.cumsum(sizes)[:-1]])]
     # back to the order of the rows
     of_row = np.empty_like(labels)
+    of_row[order] = labels
     distance_of_row = np.empty_like(distances)
-    of_row[order], distance_of_row[order] = labels, distances
+    distance_of_row[order] = distances
     return Clusters(of_row, sizes, order[central], distance_of_row)
 
 

@@ -335,7 +335,8 @@ def collate(
     images = torch.empty(shape, dtype=dtype, pin_memory=pinned)
     for canvas, picture, (h, w) in zip(images.numpy(), pictures, sizes.tolist(), strict=True):
         canvas[:h, :w] = picture.transpose(1, 2, 0)
-        canvas[h:], canvas[:h, w:] = 0, 0
+        canvas[h:] = 0
+        canvas[:h, w:] = 0
     arrays = sizes, split.labels_of(sources), ids, sources
     sides, labels, positions, read = map(torch.from_numpy, arrays)
     return Batch(

@@ -99,8 +99,10 @@ def unpaired_difference95(
     Source:
         Newcombe 1998, Statistics in Medicine 17:873, method 10.
     """
-    p, (low, high) = one["value"], one["interval95"]
-    q, (other_low, other_high) = other["value"], other["interval95"]
+    p = one["value"]
+    low, high = one["interval95"]
+    q = other["value"]
+    other_low, other_high = other["interval95"]
     down = math.hypot(p - low, other_high - q)
     up = math.hypot(high - p, q - other_low)
     return p - q, (p - q - down, p - q + up)

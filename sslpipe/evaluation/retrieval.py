@@ -262,8 +262,9 @@ def _by_counting(
     there = torch.arange(most) < matches.sum(1, keepdim=True)
     exact = exact_cosines(bank, rows, queries, asked)
     keys = torch.full(there.shape, _NONE)
+    keys[there] = rank_keys(exact, rows)
     similarities = torch.zeros(there.shape)
-    keys[there], similarities[there] = rank_keys(exact, rows), exact
+    similarities[there] = exact
     keys, order = keys.sort(1, descending=True)
     similarities = similarities.gather(1, order)
     ranks = torch.full(there.shape, torch.inf, dtype=torch.float64)

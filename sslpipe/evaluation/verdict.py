@@ -102,7 +102,8 @@ def compare_all(
     primary = [row for row in compared if row["primary"]]
     for row, p in zip(primary, holm(joint_p), strict=True):
         answer = "better" if row["difference"] > 0 else "worse"
-        row["p_holm"], row["of"] = p, len(primary)
+        row["p_holm"] = p
+        row["of"] = len(primary)
         clear = p <= LEVEL and excludes_zero(row["interval95"])
         row["answer"] = answer if clear else "no clear difference"
     return compared

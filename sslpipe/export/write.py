@@ -164,7 +164,8 @@ def export_model(
         for name in [name for name in written if preprocessing and name.startswith("onnx")]:
             say(f"put preprocessing into {name}")
             path = with_preprocessing(written[name], model.view)
-            written[f"{name}-pixels"], usages[f"{name}-pixels"] = path, onnx_usage(path.name)
+            written[f"{name}-pixels"] = path
+            usages[f"{name}-pixels"] = onnx_usage(path.name)
         usages |= {name: usage_lines(name, model) for name in formats}
         config = model.config.model_dump(mode="json")
         card = model_card(config, usages, None if model.whitening is None else model.num_encoded)

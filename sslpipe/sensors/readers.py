@@ -183,7 +183,8 @@ def _arranged(
     def reader(get: Get) -> Read:
         def read(image: int, rows: slice, columns: slice) -> Array:
             at: list[Any] = [slice(None)] * len(axes)
-            at[y], at[x] = rows, columns
+            at[y] = rows
+            at[x] = columns
             for k, place in zip(images, np.unravel_index(image, counts), strict=True):
                 at[k] = int(place)
             window = np.array(np.asarray(get(tuple(at))).transpose(order), order="C")
@@ -304,7 +305,8 @@ def _segmented(path: Path, series: Any, size: int) -> Get:
 
     def read(file: IO[bytes], number: int, rows: slice, columns: slice) -> Array:
         offsets, sizes, jpeg_tables = pages[number]
-        (top, bottom, _), (left, right, _) = rows.indices(height), columns.indices(width)
+        top, bottom, _ = rows.indices(height)
+        left, right, _ = columns.indices(width)
         window = np.full((planes, bottom - top, right - left, samples), nodata, dtype)
         down = range(top // tall, -(-bottom // tall))
         across = range(left // wide, -(-right // wide))

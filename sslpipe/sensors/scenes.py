@@ -466,7 +466,8 @@ class _Scratch:
     def _copy(self, planes: Planes) -> Callable[[], Array]:
         """Copy all pixels, a band at a time; gives what maps them: an open map holds a file."""
         source = planes.load() if planes.load else planes
-        (height, width, channels), dtype = planes.shape, planes.dtype
+        height, width, channels = planes.shape
+        dtype = planes.dtype
         rows = max(1, BAND_BYTES // (width * channels * dtype.itemsize))
         try:
             if self._file is None:

@@ -93,7 +93,8 @@ class Report(BaseModel):
             size = f"{counted(split.shards, 'shard')}, {split.bytes / 1e6:,.1f} MB"
             line = f"split {name}: {counted(split.samples, 'image')} ({size})"
             if split.largest and split.smallest:
-                (small, least), (large, most) = split.smallest, split.largest
+                small, least = split.smallest
+                large, most = split.largest
                 line += f", {counted(split.classes, 'class')} of {least:,}"
                 if most > least:
                     line += f" ({_name(small)}) to {most:,} ({_name(large)})"

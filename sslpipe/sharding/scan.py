@@ -451,7 +451,8 @@ def measure(
     means: list[float] = []
     stds: list[float] = []
     for name, own in zip(channels, values, strict=True):
-        (least, most), (low, high) = own.ends((0, 100)), own.ends(PERCENTILES)
+        least, most = own.ends((0, 100))
+        low, high = own.ends(PERCENTILES)
         if least == most:
             notes.append(f"channel {name} is constant: {least:g} in all of them")
         if low == high:
