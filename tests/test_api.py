@@ -258,6 +258,7 @@ def test_what_a_notebook_shows_says_what_it_is(tmp_path):
     assert "samples=11" in repr(images.split)
     backbone = trained()
     assert f"-> {backbone.num_features} features" in repr(backbone)
+    assert len(repr(backbone).splitlines()) == 2
     rows = sslpipe.embed(backbone, index, "train", device="cpu")
     assert f"(11, {backbone.num_features})" in repr(rows)
     assert "11 in 3 classes" in repr(rows)

@@ -114,11 +114,12 @@ class FrozenBackbone(SavedBackbone):
             return self.backbone
         return _Flattened(self.backbone, WhiteningLayer(self.whitening))
 
-    def extra_repr(self) -> str:
-        """Name the network, its images and its features, before its layers are listed."""
+    def __repr__(self) -> str:
+        """Name the network, its images and its features, and what lists the layers."""
         size = f"{self.view.crop_px} px of {self.image_type}"
         flat = "" if self.whitening is None else ", flattened by encode"
-        return f"{self.name}: images of {size} -> {self.num_features} features{flat}"
+        makes = f"{self.name}: images of {size} -> {self.num_features} features{flat}"
+        return f"{type(self).__name__}({makes};\n  its layers: .backbone)"
 
     def _like(self, view: EvalView, config: Config) -> Self:
         return type(self)(self.backbone, view, config, self.projector, self.whitening)
