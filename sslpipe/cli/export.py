@@ -127,7 +127,8 @@ def whiten(
         raise UserError(f"{model} holds no config.json; name the folder of an export")
     check_features([train])
 
-    from sslpipe.export.whiten import whiten_export
+    from sslpipe.export.whiten import whiten
 
-    width, kept = whiten_export(model, train, dims=dims, power=power, say=say)
+    fitted = whiten(model, train, dims=dims, power=power, say=say)
+    width, kept = fitted.projection.shape
     say(f"{model}: {width} -> {kept} features, spectrum flattened")

@@ -25,6 +25,10 @@ class Whitening(NamedTuple):
     mean: Tensor
     projection: Tensor
 
+    def __repr__(self) -> str:
+        width, kept = self.projection.shape
+        return f"Whitening({width} -> {kept} features)"
+
     def __call__(self, rows: Embeddings, *, in_place: bool = False) -> Embeddings:
         """Map the features of some rows."""
         return rows._replace(features=self.apply(rows.features, in_place=in_place))

@@ -147,7 +147,7 @@ def check_size(what: str, build: Callable[[], nn.Module], file: Path) -> None:
 def _check_sums(folder: Path) -> None:
     """Check the files that are read here against SHA256SUMS, if there is one. Raises: ExportError.
 
-    A whitening that is being written has two lines for a file: see `whiten_export`.
+    A whitening that is being written has two lines for a file: see `whiten`.
     """
     path = folder / "SHA256SUMS"
     if not path.exists():  # a copy without it

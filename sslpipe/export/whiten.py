@@ -1,5 +1,7 @@
 """A whitening inside an export, beside the weights that its features come from."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +9,10 @@ from typing import Any
 
 from safetensors.torch import save
 
-from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.arguments import checked
+from sslpipe.errors import UserError, as_path
 from sslpipe.evaluation.flatten import choose_power
+from sslpipe.evaluation.vectors import Vectors, open_features
 from sslpipe.evaluation.whiten import Whitening, beside_whitening, fit_whitening
 from sslpipe.export.folder import SSLPIPE_KEY, sha256_sums
 from sslpipe.export.load import FrozenBackbone, load_backbone
@@ -25,29 +28,37 @@ def flatten_backbone(model: FrozenBackbone, fitted: Whitening) -> None:
     model.update_config(whitening_sha256=hashlib.sha256(save(fitted._asdict())).hexdigest())
 
 
-def whiten_export(
-    export: Path,
-    train: Path,
+@checked
+def whiten(
+    export: str | Path,
+    train: Vectors,
     *,
     dims: int | None = None,
     power: float | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> tuple[int, int]:
-    """Fit a whitening and store it in an export with the crops of the features it was fitted on.
+    say: Callable[[str], None] | None = None,
+) -> Whitening:
+    """Flatten the features of an export by the PCA of train features, as `sslpipe whiten` does.
+
+    >>> train = sslpipe.embed("out/backbone", "out/photos", "train")
+    >>> sslpipe.whiten("out/backbone", train)  # `load_backbone` of it encodes flattened from now on
 
     Args:
         export: Its folder: whitening.safetensors is added, config.json and SHA256SUMS change.
-        train: A features file of the train split, by this export, not whitened.
-        dims: As in `fit_whitening`.
-        power: As in `fit_whitening`; None: what `choose_power` finds on TRAIN.
-        say: Called with the power that was chosen, and why.
+        train: Features of the train split, by this export, not flattened: a file, which also says
+            its crops; or a result of `embed`, or an array, of the export's own view.
+        dims: Axes of the largest variances that are kept; None: all.
+        power: 1 whitens, 0 only centres and rotates; None: what is best on train by its labels,
+            without labels 0.25.
+        say: Called with the power that was chosen, and why; None: nobody is.
 
     Returns:
-        The number of features before and after.
+        What `encode` of the export applies from now on.
 
     Raises:
         UserError: The folder is no export, or the features are not its own, or of other data.
     """
+    export = as_path(export, "export")
+    say = say or (lambda text: None)
     if not (export / "config.json").is_file():
         raise UserError(f"{export} holds no config.json; name the folder of an export")
     if not is_export(export / "config.json"):
@@ -62,14 +73,26 @@ def whiten_export(
                     f"{file} may hold the flattening that {export} has; whiten a folder of "
                     "--format safetensors alone, and export the other formats from it"
                 )
-    rows, metadata = load_embeddings(train)
-    if metadata.get("backbone_sha256") != backbone.config.weights_sha256:
-        raise UserError(f"{train} is of another backbone; embed the train split with {export}")
-    if "whitening_sha256" in metadata:
-        raise UserError(f"{train} is flattened already; embed with the export as it was before")
+    rows, metadata, _ = open_features(train)
+    named = str(train) if isinstance(train, str | Path) else "train"
     width = rows.features.shape[1]
-    if dims is not None and dims > width:
-        raise UserError(f"--dims {dims} is more than the {width} features")
+    if isinstance(train, str | Path):
+        if metadata.get("backbone_sha256") != backbone.config.weights_sha256:
+            raise UserError(f"{named} is of another backbone; embed the train split with {export}")
+        if "whitening_sha256" in metadata:
+            raise UserError(f"{named} is flattened already; embed with the export as it was before")
+    elif backbone.whitening is not None:
+        raise UserError(
+            f"{export} flattens its features already, so that train may be flattened, too; give "
+            "the file that `sslpipe embed` wrote with the export as it was before"
+        )
+    elif width != backbone.num_features:
+        raise UserError(
+            f"{named} has {width} features a row, and {export} makes {backbone.num_features}; "
+            "embed the train split with it"
+        )
+    if dims is not None and not 1 <= dims <= width:
+        raise UserError(f"dims = {dims} must lie in 1..{width}, the features")
     kept = dims or width
     if power is None:
         power, why, helps = choose_power(rows, dims=kept)
@@ -81,7 +104,7 @@ def whiten_export(
     card = export / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     _put(export, fitted, view, with_flattening(text, num_features=width, num_encoded=kept))
-    return width, kept
+    return fitted
 
 
 def _put(export: Path, fitted: Whitening, view: dict[str, Any], card: str) -> None:

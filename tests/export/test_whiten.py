@@ -9,12 +9,13 @@ import onnx
 import pytest
 import torch
 
+import sslpipe
 from sslpipe.errors import ExportError, UserError
 from sslpipe.evaluation.embed import Embeddings, load_embeddings, save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export import verify
 from sslpipe.export.load import load_backbone
-from sslpipe.export.whiten import flatten_backbone, whiten_export
+from sslpipe.export.whiten import flatten_backbone, whiten
 from sslpipe.export.write import export_model
 from sslpipe.portable import sha256_of
 from tests.helpers.exports import trained, tree
@@ -49,7 +50,7 @@ def test_a_power_also_one_chosen_on_train_flattens_what_the_export_encodes(
 ):
     (out, train), said = export, []
     shutil.copytree(out, tmp_path / "out")
-    whiten_export(tmp_path / "out", train, power=power, say=said.append)
+    whiten(tmp_path / "out", train, power=power, say=said.append)
     if power is None:  # of two classes
         chosen = "power 0.25, as labels cannot choose: 2 classes have two images or more"
         assert said.pop(0).startswith(chosen)
@@ -66,9 +67,9 @@ def test_a_whitening_that_is_killed_leaves_the_export_before_or_the_one_after(
     before, after = tmp_path / "before", tmp_path / "after"
     shutil.copytree(out, before)
     if whitened_before:
-        whiten_export(before, train, power=0.5)
+        whiten(before, train, power=0.5)
     shutil.copytree(before, after)
-    whiten_export(after, train, dims=5)
+    whiten(after, train, dims=5)
     known = [encoded(before), encoded(after)]
     assert known[1].shape == (3, 5)
 
@@ -88,7 +89,7 @@ def test_a_whitening_that_is_killed_leaves_the_export_before_or_the_one_after(
         monkeypatch.setattr(os, "replace", replace)
         monkeypatch.setattr(Path, "replace", replace)
         try:
-            whiten_export(folder, train, dims=5)
+            whiten(folder, train, dims=5)
         except Killed:
             pass
         else:
@@ -97,10 +98,31 @@ def test_a_whitening_that_is_killed_leaves_the_export_before_or_the_one_after(
             monkeypatch.undo()
         actual = encoded(folder)
         seen.append([torch.equal(actual, features) for features in known])
-        whiten_export(folder, train, dims=5)
+        whiten(folder, train, dims=5)
         assert tree(folder) == tree(after)
         assert all((folder / p).read_bytes() == (after / p).read_bytes() for p in tree(after))
     assert seen == [[True, False]] * 3 + [[False, True]] * 3
+
+
+@pytest.mark.parametrize("form", ["embeddings", "tensor", "array", "file"])
+def test_python_flattens_an_export_by_features_of_any_form(export, tmp_path, form):
+    out, train = export
+    shutil.copytree(out, tmp_path / "out")
+    rows, _ = load_embeddings(train)
+    given = {"embeddings": rows, "tensor": rows.features, "array": rows.features.numpy()}
+    fitted = sslpipe.whiten(str(tmp_path / "out"), given.get(form, str(train)), power=0.5, dims=7)
+    expected = fit_whitening(rows, power=0.5, dims=7).apply(encoded(out))
+    torch.testing.assert_close(encoded(tmp_path / "out"), expected, rtol=1e-4, atol=1e-4)
+    assert "-> 7 features" in repr(fitted)
+    if form != "file":
+        with pytest.raises(UserError, match="flattens its features already"):
+            sslpipe.whiten(tmp_path / "out", rows)
+        shutil.rmtree(tmp_path / "out")
+        shutil.copytree(out, tmp_path / "out")
+        with pytest.raises(UserError, match="has 9 features a row"):
+            sslpipe.whiten(tmp_path / "out", torch.ones(30, 9))
+    with pytest.raises(UserError, match="dims = 999"):
+        sslpipe.whiten(out, train, dims=999)
 
 
 def flattened_by_the_card(folder: Path, features: torch.Tensor) -> torch.Tensor:
@@ -155,9 +177,9 @@ def test_the_card_of_a_whitened_export_flattens_what_was_written_before(export, 
     for dims in (7, 5):  # the second replaces the section of the first
         if dims == 5:
             with pytest.raises(UserError, match=r"model.onnx may hold the flattening"):
-                whiten_export(tmp_path / "out", train, dims=dims)
+                whiten(tmp_path / "out", train, dims=dims)
             (tmp_path / "out" / "model.onnx").unlink()
-        whiten_export(tmp_path / "out", train, dims=dims)
+        whiten(tmp_path / "out", train, dims=dims)
         backbone = load_backbone(tmp_path / "out")
         network = backbone(backbone.view(IMAGES, torch.tensor([[40, 40]] * 3)))
         rows = flattened_by_the_card(tmp_path / "out", network).float()
@@ -177,5 +199,5 @@ def test_the_card_of_a_whitened_export_flattens_what_was_written_before(export, 
 def test_a_folder_of_another_program_is_not_whitened(tmp_path):
     (tmp_path / "config.json").write_text('{"architecture": "test_resnet"}')
     with pytest.raises(UserError, match="write an export of it with `sslpipe export` first"):
-        whiten_export(tmp_path, tmp_path / "train.safetensors")
+        whiten(tmp_path, tmp_path / "train.safetensors")
     assert (tmp_path / "config.json").read_text() == '{"architecture": "test_resnet"}'
