@@ -107,18 +107,33 @@ def halves_of(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], 
 
 
 def score_forms(
-    rows: Embeddings, half: Tensor, others: Tensor, floor: float | None, dims: int | None
+    rows: Embeddings,
+    half: Tensor,
+    others: Tensor,
+    floor: float | None,
+    dims: int | None,
+    distractors: Tensor | None = None,
 ) -> Iterator[tuple[float | None, dict[str, Any]]]:
-    """Score some rows as they are, then flattened by the spectrum of the others to each power."""
+    """Score some rows as they are, then flattened by the spectrum of the others to each power.
+
+    They search each other, and among the `distractors`: rows of none of their classes.
+    """
     scored = rows.rows(half)
-    yield None, _scores(scored)
+    wrong = None
+    if distractors is not None and len(rows.ids[distractors]):
+        wrong = rows.rows(distractors)
+        no_class = torch.full_like(wrong.labels, int(rows.labels.max()) + 1)
+        wrong = wrong._replace(labels=no_class)
+    yield None, _scores(scored, wrong)
     fitted = fit_powers(rows, POWERS, floor, dims, some=others)
     for power in POWERS:  # each is freed before the next spectrum is fitted
-        yield power, _scores(fitted.pop(0)(scored))
+        form = fitted.pop(0)
+        yield power, _scores(form(scored), None if wrong is None else form(wrong))
 
 
-def _scores(rows: Embeddings) -> dict[str, Any]:
+def _scores(rows: Embeddings, distractors: Embeddings | None) -> dict[str, Any]:
     """Score each row as a query for all others: metric, and "class" -> (Q,)."""
-    scores = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True)
+    searched = rows if distractors is None else Embeddings.joined([rows, distractors])
+    scores = retrieval_per_query(searched, rows, k=(1,), exclude_same_id=True)
     values = {m: scores.values[:, scores.names.index(name)] for m, name in METRICS.items()}
     return {**values, "class": scores.labels}

@@ -220,8 +220,8 @@ class _Images:
     Args:
         rows: The split that they are of.
         ids: (n,) their sample ids, sorted.
-        labels: (samples of the split,) -1 where a label cannot rank.
-        seen: Labels by which a candidate was trained, sorted: they are -1 in `labels`.
+        labels: (samples of the split,) below 0 where a label cannot rank.
+        seen: Labels by which a candidate was trained, sorted: they are SEEN in `labels`.
         lacking: Why labels cannot rank; None: they do.
     """
 
@@ -277,7 +277,7 @@ def _images_that_rank(
         say(f"{len(ids):,} of {len(rows):,} images; --most takes more")
     # labels by which a candidate was trained rank nothing
     is_seen = np.isin(rows.labels, candidates.labels_seen(sources, index, split))
-    labels = np.where(is_seen, -1, rows.labels)
+    labels = np.where(is_seen, ranking.SEEN, rows.labels)
     lacking = why_unlabelled(labels[ids])
     if is_seen.any():
         kept = len(np.unique(labels[labels >= 0]))

@@ -34,6 +34,7 @@ from sslpipe.evaluation.whiten import fit_powers
 from sslpipe.files import Stored, json_text, parse_object, read_json
 
 FEW_LABELLED = 200  # of fewer the choice was not trustworthy, docs/choosing.md
+SEEN = -2  # label of images of classes that a candidate was trained by: they are searched alone
 LEAST_IMAGES = 20
 ROUNDING = 1e-4  # of the largest feature: equal images in batches of other sizes differ by less
 MOST_COMPARED = 2000  # images whose views are searched among each other
@@ -129,17 +130,20 @@ def rank_with_labels(
 ) -> list[Ranked]:
     """Rank rows, each as it is and flattened by POWERS, by the labels of half the classes.
 
-    Each half is searched in itself; its spectrum is that of all images that are not in it. Images
-    without a label, or alone in their class, are in neither. The others are compared with the best
-    single network as it is (`best_single`); `seed` cuts the halves.
+    Each half is searched in itself and among the images of SEEN classes; its spectrum is that of
+    all images that are not in it. Images without a label, or alone in their class, are in neither.
+    The others are compared with the best single network as it is (`best_single`); `seed` cuts the
+    halves.
     """
     labels = next(iter(features.values())).labels.cpu().numpy()
     halves = [torch.from_numpy(np.isin(labels, own)) for own in halves_of(labels, seed)]
+    seen = torch.from_numpy(np.flatnonzero(labels == SEEN))
     scores_of: dict[tuple[Parts, float | None], list[dict[str, Any]]] = {}
     for parts in rows:
         together = side_by_side(features, parts)
         for half in halves:
-            for power, scores in score_forms(together, half, (~half).nonzero()[:, 0], None, None):
+            others = (~half).nonzero()[:, 0]
+            for power, scores in score_forms(together, half, others, None, None, seen):
                 scores_of.setdefault((parts, power), []).append(scores)
     singles = [(parts, power) for parts, power in scores_of if len(parts) == 1 and power is None]
     base_row = max(singles, key=lambda row: float(scores_of[row][0][CHOSEN_BY].mean()))

@@ -22,7 +22,7 @@ from sslpipe.export.named import open_init
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.search.candidates import labels_seen, sample_ids
 from sslpipe.search.chosen import write_chosen
-from sslpipe.search.ranking import rank_with_labels
+from sslpipe.search.ranking import SEEN, rank_with_labels
 from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import write_recipe
 from tests.helpers.runs import forget_accelerator
@@ -354,7 +354,7 @@ def test_a_run_from_a_choice_joins_the_others_and_is_ranked_on_classes_it_has_no
     # the run's own rows are those of features without the labels that it has seen
     rows = sslpipe.embed(trained, data, "train", device="cpu", num_workers=0)
     unseen = torch.from_numpy(~np.isin(rows.labels.numpy(), seen))
-    rows = rows._replace(labels=rows.labels.where(unseen, torch.tensor(-1)))
+    rows = rows._replace(labels=rows.labels.where(unseen, torch.tensor(SEEN)))
     name = f"{trained.name}@{trained.view.crop_px}"
     scores = {row["power"]: row["score"] for row in tree["rows"] if row["parts"] == [name]}
     expected = rank_with_labels({name: rows}, [(name,)])

@@ -16,6 +16,7 @@ from sslpipe.evaluation.flatten import POWERS, choose_power, why_unlabelled
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.search import pages, ranking
 from sslpipe.search.ranking import (
+    SEEN,
     CornerViews,
     Ranked,
     best_first,
@@ -216,6 +217,29 @@ def test_unlabelled_images_and_lone_ones_are_searched_by_nobody():
     labels[3 * EACH + 1 : 4 * EACH] = -1  # one image left of the fourth
     ranked = rank_with_labels({"good": rows._replace(labels=labels)}, [("good",)])
     assert ranked[0].more["MAP@R"].number == (CLASSES - 4) // 2
+
+
+@pytest.mark.promise(14)
+def test_images_of_seen_classes_are_searched_too_and_those_without_a_label_are_not():
+    rows = planted()["left"]  # which takes the classes n and n + 6 for one
+    unit = F.normalize(rows.features.double(), dim=1)
+    held = rows.labels < 12
+    for hidden, searched in ((SEEN, torch.ones_like(held)), (-1, held)):
+        labels = rows.labels.where(held, torch.tensor(hidden))
+        (plain, *_) = (
+            row
+            for row in rank_with_labels({"left": rows._replace(labels=labels)}, [("left",)])
+            if row.power is None
+        )
+        _, reports = ranking.halves_of(labels.numpy(), 0)
+        half = torch.from_numpy(np.isin(rows.labels.numpy(), reports))
+        others = half | (searched & ~held)  # not the half that chooses
+        hits = []
+        for n in half.nonzero()[:, 0].tolist():
+            near = (unit @ unit[n]).masked_fill(~others, -2)
+            near[n] = -2
+            hits.append(bool(rows.labels[near.argmax()] == rows.labels[n]))
+        assert plain.values["Recall@1"] == pytest.approx(np.mean(hits))
 
 
 def ranked_row(parts, power, score, more, *, low, p=1.0):
