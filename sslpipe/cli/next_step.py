@@ -116,11 +116,16 @@ def after_a_look(data: str | Path, *overrides: str) -> None:
         after_labels(data)
 
 
-def after_labels(data: str | Path) -> None:
-    """Check a training by the labels of a data set, where it has classes of several images."""
+def after_labels(data: str | Path, column: str | None = None) -> None:
+    """Check a training by labels, where a data set has classes of several images.
+
+    Args:
+        data: The data set.
+        column: Whose values are the classes; None: the labels.
+    """
     import numpy as np
 
-    from sslpipe.data.index import load_index, manifest_url
+    from sslpipe.data.index import load_index, manifest_url, relabelled
     from sslpipe.data.order import with_a_partner
     from sslpipe.recipe.reading import labelled_recipes
 
@@ -129,14 +134,19 @@ def after_labels(data: str | Path) -> None:
         return
     index = load_index(str(data))
     splits = index.manifest.splits
-    labels = index.split("train" if "train" in splits else next(iter(splits))).labels
+    split = index.split("train" if "train" in splits else next(iter(splits)))
+    labels = relabelled(split, column).labels
     classes = len(np.unique(labels[labels >= 0]))
     if classes < LEAST_CLASSES or not with_a_partner(labels):
         return
     title = f"Or, by the labels of {classes:,} classes"
+    settings = []
+    if column is not None:
+        title = f"Or, by the {classes:,} values of {column} as classes"
+        settings = [f"sampler.column={column}"]
     for recipe in recipes:
         start = ["sslpipe", "check", recipe, "--init", "timm/NAME@WEIGHTS.pth"]
-        say_next_program([*start, "--data", manifest_url(data)], title=title)
+        say_next_program([*start, "--data", manifest_url(data), *settings], title=title)
 
 
 def new_run_dir(name: str) -> Path:

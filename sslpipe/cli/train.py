@@ -111,6 +111,10 @@ def check(
     say_next(["preview", *training.words(data), "--out", "views.png"])
     if isinstance(plan, Pretraining):
         after_labels(data)
+        pairs = plan.recipe.pairs
+        # values within a time of each other, or of several columns, are no classes
+        if pairs is not None and len(pairs.positive) == 1 and pairs.within is None:
+            after_labels(data, pairs.positive[0])
 
 
 def _check_settings(recipe: "RunRecipe") -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, with_a_partner
@@ -307,13 +309,19 @@ REFUSALS = (nothing_chooses_the_best,)
 
 
 def small_classes_are_skipped(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
-    """Mention classes with too few images for a batch."""
+    """Mention classes with too few images for a batch, and how many need not be skipped."""
     order = plan.order
-    if order.small_classes:
-        yield (
-            f"{order.small_classes} classes have fewer than sampler.images_per_class = "
-            f"{order.images_per_class} images and are skipped"
-        )
+    if not order.small_classes:
+        return
+    text = (
+        f"{order.small_classes} classes have fewer than sampler.images_per_class = "
+        f"{order.images_per_class} images and are skipped"
+    )
+    _, sizes = np.unique(order.labels[order.labels >= 0], return_counts=True)
+    pairs = int((sizes >= 2).sum()) - len(order.classes)
+    if pairs:
+        text += f"; sampler.images_per_class = 2 takes {pairs:,} more"
+    yield text
 
 
 def much_is_unused(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:

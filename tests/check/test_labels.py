@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import ROOT, write_recipe
 
@@ -25,3 +26,32 @@ def test_check_names_the_labelled_recipe_where_classes_can_teach(
     assert str(data) in line
     _, errors = call("shards", "stats", data.parent)
     assert any(f"{classes} classes" in line for line in errors.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("pairs", "named"),
+    [
+        (["pairs.positive=thing"], True),
+        (["pairs.positive=['thing', 'day']"], False),  # together no classes
+        (["pairs.positive=thing", "pairs.time=day", "pairs.within=2"], False),
+        ([], False),
+    ],
+)
+def test_check_names_the_labelled_recipe_by_the_column_that_pairs(
+    call, tmp_path, monkeypatch, pairs, named
+):
+    data = write_dataset(tmp_path / "data", (64,), labelled=False)
+    add_columns(data, thing=[f"t{n // 3}" for n in range(64)], day=[n % 2 for n in range(64)])
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    _, errors = call("check", write_recipe(tmp_path), *pairs, "--data", data)
+    lines = [line for line in errors.splitlines() if "my_images_mobile" in line]
+    assert len(lines) == named
+    if named:
+        assert "22 values of thing" in lines[0]
+        assert lines[0].endswith("sampler.column=thing")
+        # the command is one that works
+        words = lines[0][lines[0].index("check ") :].split()
+        words = ["" if word == "--init" else word for word in words if "timm/NAME" not in word]
+        small = ["backbone={kind='small_resnet'}", "sampler.images_per_class=2", "tune={}"]
+        call(*filter(None, words), *small, "steps=2", "run.keep=last", "run.patience=0")

@@ -16,6 +16,7 @@ from sslpipe.metric_learning.finetune_plan import Finetuning
 from sslpipe.models.backbones import Backbone
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
+from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import RECIPE, write_recipe
 from tests.helpers.runs import ROOT, command_line, final_weights
@@ -113,6 +114,22 @@ def test_a_given_backbone_and_frozen_layers_are_counted(tmp_path, data, trained)
     few = checked(tmp_path, data, "sampler={classes_per_batch=6, images_per_class=12, buffer=144}")
     assert dict(few.rows)["an epoch uses"].startswith("72 images; ")
     assert any("an epoch uses 72 of" in warning for warning in few.warnings)
+
+
+@pytest.mark.parametrize(("sizes", "skipped", "more"), [((9, 3, 2, 1), 3, 2), ((9, 1), 1, 0)])
+def test_classes_too_small_for_a_batch_are_counted_with_those_that_need_not_be(
+    tmp_path, sizes, skipped, more
+):
+    """Four classes of nine images, and one of each further size."""
+    data = write_dataset(tmp_path / "data", (60,))
+    values = [k for k, size in enumerate((9, 9, 9, *sizes)) for _ in range(size)]
+    add_columns(data, kind=values + [None] * (60 - len(values)))
+    settings = ("sampler.column=kind", "data.validation_classes=0", "run.keep=last")
+    result = checked(tmp_path, data, *settings, "sampler.images_per_class=4")
+    (text,) = [text for text in result.warnings if "are skipped" in text]
+    assert text.startswith(f"{skipped} classes")
+    taken = [words for words in text.split("; ") if "images_per_class = 2" in words]
+    assert [f" {more} " in words for words in taken] == [True] * bool(more)
 
 
 def test_what_the_run_would_refuse_is_refused(tmp_path, data):
