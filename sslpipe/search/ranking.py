@@ -142,8 +142,11 @@ def rank_with_labels(
     for parts in rows:
         together = side_by_side(features, parts)
         for half in halves:
-            others = (~half).nonzero()[:, 0]
-            for power, scores in score_forms(together, half, others, None, None, seen):
+            rest = (~half).nonzero()[:, 0]
+            forms = score_forms(
+                together, half=half, others=rest, floor=None, dims=None, distractors=seen
+            )
+            for power, scores in forms:
                 scores_of.setdefault((parts, power), []).append(scores)
     singles = [(parts, power) for parts, power in scores_of if len(parts) == 1 and power is None]
     base_row = max(singles, key=lambda row: float(scores_of[row][0][CHOSEN_BY].mean()))
