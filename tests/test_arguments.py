@@ -13,7 +13,6 @@ from PIL import Image
 import sslpipe
 from sslpipe.arguments import checked
 from sslpipe.errors import UserError
-from sslpipe.metric_learning import ArcFace, DeepID2Loss, SemiHardMiner, TripletLoss
 from tests.helpers.exports import trained
 
 LABELS = np.arange(12) % 3
@@ -58,11 +57,6 @@ def test_help_shows_each_argument_and_its_type_in_a_few_words(name):
         (lambda: sslpipe.train("r.toml", "data", "run", weights="best"), "weights = 'best' .*ema"),
         (lambda: sslpipe.ImageDataset("data", split=3), "split = 3 .* a text"),
         (lambda: sslpipe.build_dataset(1, name=2, split=3, origin=4), "out = 1 .* a path"),
-        (lambda: sslpipe.Gallery("4"), "dim = '4' .* whole number"),
-        (lambda: sslpipe.Gallery(4).remove(5), "name = 5 .* a text"),
-        (lambda: sslpipe.Gallery(4).embeddings(["Ada"]), r"name = \['Ada'\] .* a text"),
-        (lambda: sslpipe.Gallery(4).save(5), "path = 5 .* a path"),
-        (lambda: sslpipe.Gallery.load(5), "path = 5 .* a path"),
     ],
 )
 def test_a_value_of_another_type_is_named_with_what_is_taken(call, words):
@@ -107,15 +101,6 @@ def test_numbers_of_numpy_are_numbers_and_what_is_given_arrives():
     assert given(a=3, c=["n", Path("m")], d="y", e="any") == [3, None, ["n", Path("m")], "y", "any"]
 
 
-@pytest.mark.parametrize("value", [0.3, 1.0, 1, "yes"])
-def test_a_number_by_place_is_no_switch(value):
-    """`normalize` is the first of the settings of each metric loss."""
-    with pytest.raises(TypeError, match=r"TripletLoss .*normalize = .* by name: .*margin"):
-        TripletLoss(value)
-    assert TripletLoss(False).normalize is False
-    assert (ArcFace(7, 3).num_classes, ArcFace(7, 3).dim) == (7, 3)
-
-
 Z = torch.arange(32.0).sin().view(8, 4)
 Y = torch.arange(8) // 2
 
@@ -123,14 +108,6 @@ Y = torch.arange(8) // 2
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: TripletLoss()(Z, Y, SemiHardMiner()), "miner=miner"),
-        (lambda: TripletLoss()(Z, Y, SemiHardMiner()(Z, Y)), "not what it returns"),
-        (lambda: TripletLoss()(Z, Y, miner=SemiHardMiner), r"no miner.*SemiHardMiner\(\)"),
-        (lambda: ArcFace(4, 4)(Z, Y, miner="semi_hard"), "miner = 'semi_hard' is no miner"),
-        (lambda: TripletLoss()(Z, list("aabbccdd")), r"labels = \['a'.*return_inverse"),
-        (lambda: TripletLoss()(Z, [[0], [1, 2]]), r"labels = \[\[0\], \[1, 2\]\]"),
-        (lambda: ArcFace(4, 7)(Z, Y), r"\(8, 4\), but dim = 7.*dim=4"),
-        (lambda: DeepID2Loss(num_classes=4, dim=7)(Z, Y), r"\(8, 4\), but dim = 7.*dim=4"),
         (lambda: sslpipe.SupConLoss()(Z, Z, labels=Y * 0.5), "labels must be integers.*float32"),
         (lambda: sslpipe.SupConLoss()(Z, Z, labels=Y > 1), "labels must be integers.*bool"),
         (lambda: sslpipe.SupConLoss()(Z, Z, labels=[0] * 8), r"torch.tensor\(labels\)"),

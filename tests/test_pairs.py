@@ -5,7 +5,6 @@ import shlex
 import pytest
 
 from sslpipe.api import make_plan
-from sslpipe.curate import cli as curate_tool
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.recipe.identity import identity
@@ -62,6 +61,8 @@ def test_two_processes_train_the_weights_of_one(data, tmp_path, kind):
 @pytest.mark.promise(11)
 def test_duplicates_that_the_command_found_are_no_negatives(tmp_path):
     """A batch holds all 16 samples; three pairs, each 4 views, mask 2 of 30 for 4 anchors."""
+    from sslpipe.curate import cli as curate_tool
+
     plants = {9: png(picture(3)), 11: png(picture(5)), 12: png(picture(0))}
     data = write_dataset(tmp_path / "data", (16,), broken=plants)
     call(curate_tool, "duplicates", data, "--out", tmp_path / "duplicates")

@@ -1,0 +1,37 @@
+"""Losses, heads and miners in a loop of one's own: what does not fit is one line that names it."""
+
+import pytest
+import torch
+
+from sslpipe.metric_learning import ArcFace, DeepID2Loss, SemiHardMiner, TripletLoss
+
+Z = torch.arange(32.0).sin().view(8, 4)
+Y = torch.arange(8) // 2
+
+
+@pytest.mark.parametrize("value", [0.3, 1.0, 1, "yes"])
+def test_a_number_by_place_is_no_switch(value):
+    """`normalize` is the first of the settings of each metric loss."""
+    with pytest.raises(TypeError, match=r"TripletLoss .*normalize = .* by name: .*margin"):
+        TripletLoss(value)
+    assert TripletLoss(False).normalize is False
+    assert (ArcFace(7, 3).num_classes, ArcFace(7, 3).dim) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: TripletLoss()(Z, Y, SemiHardMiner()), "miner=miner"),
+        (lambda: TripletLoss()(Z, Y, SemiHardMiner()(Z, Y)), "not what it returns"),
+        (lambda: TripletLoss()(Z, Y, miner=SemiHardMiner), r"no miner.*SemiHardMiner\(\)"),
+        (lambda: ArcFace(4, 4)(Z, Y, miner="semi_hard"), "miner = 'semi_hard' is no miner"),
+        (lambda: TripletLoss()(Z, list("aabbccdd")), r"labels = \['a'.*return_inverse"),
+        (lambda: TripletLoss()(Z, [[0], [1, 2]]), r"labels = \[\[0\], \[1, 2\]\]"),
+        (lambda: ArcFace(4, 7)(Z, Y), r"\(8, 4\), but dim = 7.*dim=4"),
+        (lambda: DeepID2Loss(num_classes=4, dim=7)(Z, Y), r"\(8, 4\), but dim = 7.*dim=4"),
+    ],
+)
+def test_a_part_in_a_loop_of_ones_own_names_what_does_not_fit(call, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        call()
+    assert "\n" not in str(refused.value)
