@@ -13,7 +13,7 @@ from sslpipe.data.decode import decode
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.flatten import Power
 from sslpipe.export.load import freeze, load_backbone
-from sslpipe.export.whiten import whiten_export
+from sslpipe.export.whiten import whiten
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.search.gallery import Gallery
 
@@ -106,7 +106,7 @@ def test_a_gallery_takes_the_whitening_and_the_crops_of_its_export(
     view = {**plain.view.config(), "crops": "flip"}
     metadata = {"backbone_sha256": plain.config.weights_sha256, "view": view}
     save_embeddings(tmp_path / "train.safetensors", rows, metadata)
-    whiten_export(own, tmp_path / "train.safetensors", dims=4)
+    whiten(own, tmp_path / "train.safetensors", dims=4)
 
     _, said = gallery("identify", book, files[0], "--model", own, status=2)
     assert "another model" in said
