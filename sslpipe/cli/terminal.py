@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LOG_COLUMNS = 240  # of a line that no terminal shows, at most
 console = SafeConsole(stderr=True)
 PLAIN_EVERY_S = 10.0
+MOST_SKIPPED = 10  # images that cannot be read and are named; the others are counted
 HELP_WIDTH = 80  # columns of a help
 
 
@@ -155,8 +156,10 @@ def encode_readable(model: "FrozenBackbone", paths: Sequence[Path]) -> "tuple[li
             if len(bad) < len(paths) or not bad:
                 raise
             raise UserError(bad[0]) from error
-    for reason in bad.values():
+    for reason in list(bad.values())[:MOST_SKIPPED]:
         say(f"skipped: {reason}", "yellow")
+    if len(bad) > 1:
+        say(f"{len(bad):,} of {len(paths):,} images were skipped", "yellow")
     return [place for place in range(len(paths)) if place not in bad], rows
 
 

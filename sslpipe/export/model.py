@@ -194,8 +194,8 @@ class FrozenBackbone(SavedBackbone):
                 or (B, H, W, C); or a list of these, of any sizes. OpenCV's arrays are BGR: give
                 `image[..., ::-1]`. For other images than 8-bit RGB: paths of files that
                 `sensors build` reads, of one image each, or tensors and arrays as above.
-            on_bad: Called with the place in a list of what cannot be decoded, and why; it gets no
-                row. None: an error.
+            on_bad: Called with the place in a list of what cannot be read or decoded, and why; it
+                gets no row. None: an error.
             advance: Called with the number of entries of each part of a list that is done.
 
         Returns:
@@ -213,6 +213,7 @@ class FrozenBackbone(SavedBackbone):
         if not isinstance(given, list | tuple) or not given:
             raise UserError(_refusal(given, "images", self.image_type))
         rows = []
+        reasons: list[str] = []
         for first in range(0, len(given), ENCODED_AT_ONCE):
             views = []
             samples = []
@@ -220,9 +221,10 @@ class FrozenBackbone(SavedBackbone):
                 try:
                     batch = self._pixels(picture, f"images[{number}]")  # (b, C, H, W)
                 except UserError as error:
-                    if on_bad is None or not isinstance(error.__cause__, BadSample):
+                    if on_bad is None or not isinstance(error.__cause__, BadSample | OSError):
                         raise
                     on_bad(number, str(error))
+                    reasons.append(str(error))
                     continue
                 for pixels in batch:  # (C, H, W)
                     image = pixels[None].to(device)
@@ -235,7 +237,10 @@ class FrozenBackbone(SavedBackbone):
                 rows.append(self._features(stacked, samples))
             advance(min(ENCODED_AT_ONCE, len(given) - first))
         if not rows:
-            raise UserError("encode: images holds no image that can be decoded; give at least one")
+            why = f"; the first: {reasons[0]}" if reasons else ""
+            raise UserError(
+                f"encode: images holds no image that can be decoded{why}; give at least one"
+            )
         return torch.cat(rows)
 
     def _features(self, views: Tensor, samples: Sequence[object]) -> Tensor:

@@ -95,6 +95,17 @@ def test_of_many_queries_those_that_cannot_be_read_are_skipped_and_named(call, s
     assert said == without
     (line,) = [line for line in errors.splitlines() if line.startswith("skipped: ")]
     assert "0 broken.png" in line
+    (queries / "dead.png").symlink_to("/nowhere.png")
+    (queries / "empty.jpg").touch()
+    said, errors = call("search", *usual)
+    assert said == without
+    lines = [line for line in errors.splitlines() if line.startswith("skipped: ")]
+    assert [re.search(r"(\w+)\.(png|jpg)", line)[1] for line in lines] == [
+        "broken",
+        "dead",
+        "empty",
+    ]
+    assert "3 of 6 images were skipped" in errors
 
 
 def test_the_python_of_the_page_runs(call, shop, model, monkeypatch, capsys):
