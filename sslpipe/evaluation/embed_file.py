@@ -160,11 +160,7 @@ def _join(out: Path, files: list[Path], split: Split, facts: dict[str, Any]) -> 
         left_out += metadata["left_out"]
         rows.append(part)
     some = [part for part in rows if len(part.ids)] or rows[:1]
-    together = Embeddings(
-        torch.cat([part.features for part in some]),
-        torch.cat([part.labels for part in some]),
-        torch.cat([part.ids for part in some]),
-    )
+    together = Embeddings.joined(some)
     check_all(together, split)
     assert len(together.ids) + len(left_out) == len(split), "a sample was skipped silently"
     save_embeddings(out, together, {**facts, "left_out": left_out})

@@ -72,33 +72,6 @@ def embed_pair(
     return rows[0], rows[1]
 
 
-def embed_pixels(
-    *,
-    view: EvalView,
-    splits: tuple[Split, Split],
-    left_out: list[str] | None = None,
-    device: torch.device | str = "cpu",
-    batch_size: int = 256,
-    canvas_px: int = 256,
-    num_workers: int = 2,
-) -> tuple[Embeddings, Embeddings]:
-    """Take the pixels of a train and a test split as features; see `pixel_features`.
-
-    Samples that cannot be decoded have been reported before, by the pass of a network.
-    """
-    train, test = pixel_features(
-        splits,
-        view=view,
-        left_out=left_out,
-        device=device,
-        batch_size=batch_size,
-        canvas_px=canvas_px,
-        num_workers=num_workers,
-        on_bad=lambda bad: None,
-    )
-    return train, test
-
-
 def pixel_features(
     splits: Sequence[Split],
     *,

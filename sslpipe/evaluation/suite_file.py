@@ -22,9 +22,9 @@ class _Number(Stored):
 
     features: str  # "ssl" (the model's own), "pixels", "random", ...
     whitened: bool  # whether the features were flattened before, by what was learned on train
-    power: Share | None = None  # of a flattened row: chosen on train; earlier files whitened (1)
+    power: Share | None = None  # of a flattened row: chosen on train
     protocol: str
-    metric: str  # Recall@k and recall (IR)@k are of earlier files hit_rate@k and recall@k
+    metric: str
     value: Finite
     interval95: Ends
     queries: int

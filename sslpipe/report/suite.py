@@ -30,7 +30,7 @@ from sslpipe.evaluation.features import (
     Progress,
     data_metadata,
     embed_pair,
-    embed_pixels,
+    pixel_features,
     random_backbone,
     saved_embeddings,
 )
@@ -389,16 +389,21 @@ def embed_model(
             splits=splits,
             embedding=embedding,
         )
-    sets["pixels"] = partial(
-        embed_pixels,
-        view=backbone.view,
-        splits=splits,
-        left_out=left_out,
-        canvas_px=backbone.view.canvas_px,
-        batch_size=embedding.batch_size,
-        num_workers=embedding.num_workers,
-        device=embedding.device,
-    )
+
+    def pixels() -> Pair:
+        train, test = pixel_features(
+            splits,
+            view=backbone.view,
+            left_out=left_out,
+            canvas_px=backbone.view.canvas_px,
+            batch_size=embedding.batch_size,
+            num_workers=embedding.num_workers,
+            device=embedding.device,
+            on_bad=lambda bad: None,  # reported before, by the pass of a network
+        )
+        return train, test
+
+    sets["pixels"] = pixels
     return sets
 
 

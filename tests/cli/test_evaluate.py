@@ -322,7 +322,7 @@ def test_a_stopped_suite_writes_what_it_has_and_says_what_is_not_there(
 
     out = tmp_path / "eval.json"
     against = ("--against", stranger)
-    code, said, report = suite_that(monkeypatch, run, out, *against, embed_pixels=killed)
+    code, said, report = suite_that(monkeypatch, run, out, *against, pixel_features=killed)
     assert code == 130, said
     # the run, then what it is compared with, then the baselines
     names = ["ssl", "weights", "random"]
