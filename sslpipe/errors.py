@@ -139,8 +139,9 @@ def lost_quotes(value: object) -> str:
     return "; a shell takes quotes away: put the whole setting in single ones, 'key=[\"a\"]'"
 
 
-def shown(value: object, most: int = 80) -> str:
+def shown(value: object) -> str:
     """Return a value as a message quotes it: its repr, short whatever it holds."""
+    most = 80  # letters, or things
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to print the longest
     if isinstance(value, dict | set):

@@ -129,9 +129,9 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_json(path: Path, value: Any, *, fsync: bool = False) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write a small JSON file whole or not at all, as `json_text` has it."""
-    write_atomically(path, json_text(value), fsync=fsync)
+    write_atomically(path, json_text(value))
 
 
 # --- logs: a `Stored` a line

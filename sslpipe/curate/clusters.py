@@ -104,7 +104,7 @@ def one_of_each(groups: NDArray[np.int64], labelled: NDArray[np.bool_]) -> NDArr
 
 
 def by_coverage(
-    rows: Embeddings, count: int, *, labelled: NDArray[np.bool_] | None = None, seed: int = 0
+    rows: Embeddings, count: int, *, labelled: NDArray[np.bool_] | None = None
 ) -> list[Choice]:
     """Choose one typical row of each cluster that has no label yet, of the largest cluster first.
 
@@ -116,7 +116,6 @@ def by_coverage(
         rows: Features of one split.
         count: How many to choose.
         labelled: (N,) which rows have a label and are not chosen.
-        seed: Of the clusters.
 
     Raises:
         DataError: Fewer rows are left than `count`, or fewer distinct ones than clusters.
@@ -131,7 +130,7 @@ def by_coverage(
             f"{count} samples to label were asked for, and {left} of {len(known)} have no label; "
             "ask for fewer"
         )
-    clusters = cluster(rows, count + int(known.sum()), seed=seed)
+    clusters = cluster(rows, count + int(known.sum()))
     covered = np.zeros(len(clusters.sizes), bool)
     covered[clusters.of_row[known]] = True
     chosen = []

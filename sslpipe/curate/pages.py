@@ -19,6 +19,7 @@ from sslpipe.report.pictures import thumbnails
 
 MOST_SHOWN = 100  # pictures of a reason; the table has them all
 SHOWN_CLUSTERS = 100  # largest ones with a row of pictures
+SEED = 0  # of what is drawn
 MEMBERS = 8  # pictures of a cluster: the one nearest to its centre, then members at random
 
 
@@ -50,7 +51,7 @@ def outlier_page(split: Split, outliers: Sequence[Outlier]) -> str:
     return command_page("curate", f"Outliers of {split.name}", text, sections)
 
 
-def cluster_page(split: Split, rows: Embeddings, clusters: Clusters, seed: int = 0) -> str:
+def cluster_page(split: Split, rows: Embeddings, clusters: Clusters) -> str:
     """Show clusters of `rows` as a map, and each with its size, classes and some pictures."""
     from sklearn.decomposition import PCA
 
@@ -66,12 +67,12 @@ def cluster_page(split: Split, rows: Embeddings, clusters: Clusters, seed: int =
             (split.class_name(at), 100 * held / classes.total())
             for at, held in sorted(classes.items(), key=lambda each: (-each[1], each[0]))[:2]
         ]
-        others = inside[permutation(len(inside), (seed, k))][:MEMBERS]
+        others = inside[permutation(len(inside), (SEED, k))][:MEMBERS]
         members = [clusters.central[k], *others[others != clusters.central[k]]][:MEMBERS]
         table.append((int(clusters.sizes[k]), most, ids[members].tolist()))
     pictures = thumbnails(split, [one for *_, members in table for one in members])
     # the map
-    mapped = permutation(len(ids), (seed,))[:MOST_MAPPED]
+    mapped = permutation(len(ids), (SEED,))[:MOST_MAPPED]
     some = np.unique(np.concatenate([clusters.central, mapped]))
     pca = PCA(2, svd_solver="full")
     places = pca.fit_transform(unit_rows(rows.rows(torch.from_numpy(some)).to("cpu")))

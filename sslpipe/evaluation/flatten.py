@@ -40,10 +40,8 @@ class Power(NamedTuple):
     helps: bool
 
 
-def choose_power(
-    rows: Embeddings, floor: float | None = None, dims: int | None = None, seed: int = 0
-) -> Power:
-    """Choose how far to flatten the spectrum of features; `floor` and `dims` as in `fit_whitening`.
+def choose_power(rows: Embeddings, dims: int | None = None, seed: int = 0) -> Power:
+    """Choose how far to flatten the spectrum of features; `dims` as in `fit_whitening`.
 
     With labels by MAP@R: each half of the classes, cut by `seed`, is searched in itself, flattened
     by the spectrum of all rows that are not in it. Of many rows each class has its share of
@@ -60,9 +58,7 @@ def choose_power(
         queries = np.concatenate([np.flatnonzero(labels == label)[:each] for label in some])
         half = torch.from_numpy(queries[:MOST_SCORED])
         others = torch.from_numpy(np.flatnonzero(~np.isin(labels, own))).to(rows.ids.device)
-        for power, found in score_forms(
-            rows=rows, half=half, others=others, floor=floor, dims=dims
-        ):
+        for power, found in score_forms(rows=rows, half=half, others=others, dims=dims):
             scores[power].append(float(found[CHOSEN_BY].mean()))
     mean = {power: sum(each) / 2 for power, each in scores.items()}
     best = max(POWERS, key=lambda power: mean[power])
@@ -110,8 +106,8 @@ def score_forms(
     rows: Embeddings,
     half: Tensor,
     others: Tensor,
-    floor: float | None,
-    dims: int | None,
+    *,
+    dims: int | None = None,
     distractors: Tensor | None = None,
 ) -> Iterator[tuple[float | None, dict[str, Any]]]:
     """Score some rows as they are, then flattened by the spectrum of the others to each power.
@@ -125,7 +121,7 @@ def score_forms(
         no_class = torch.full_like(wrong.labels, int(rows.labels.max()) + 1)
         wrong = wrong._replace(labels=no_class)
     yield None, _scores(scored, wrong)
-    fitted = fit_powers(rows, POWERS, floor, dims, some=others)
+    fitted = fit_powers(rows, POWERS, dims=dims, some=others)
     for power in POWERS:  # each is freed before the next spectrum is fitted
         form = fitted.pop(0)
         yield power, _scores(form(scored), None if wrong is None else form(wrong))

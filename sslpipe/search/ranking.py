@@ -143,9 +143,7 @@ def rank_with_labels(
         together = side_by_side(features, parts)
         for half in halves:
             rest = (~half).nonzero()[:, 0]
-            forms = score_forms(
-                together, half=half, others=rest, floor=None, dims=None, distractors=seen
-            )
+            forms = score_forms(together, half=half, others=rest, distractors=seen)
             for power, scores in forms:
                 scores_of.setdefault((parts, power), []).append(scores)
     singles = [(parts, power) for parts, power in scores_of if len(parts) == 1 and power is None]
