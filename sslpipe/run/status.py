@@ -45,8 +45,8 @@ LONGEST_S = 100 * 365 * 86400  # of a time that is shown: clocks jump
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 50  # of a curve, in characters
 FOLLOW_S = 2.0  # between two looks at a run
-# of held-out images with labels, larger is better
-SCORES = ("holdout_knn", "holdout_map_at_r", "validation_map_at_r")
+# of held-out images with labels, larger is better; first what a run watches, see `run.best`
+SCORES = ("holdout_map_at_r", "validation_map_at_r", "holdout_knn")
 NO_SCORE = ("kind", "step", "wall", "restart")  # entries of every line
 
 
@@ -287,8 +287,8 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
     """List the runs under a folder, by path.
 
     Returns:
-        For each: run; recipe, its name; state, step and steps of `status`; best, the highest of
-        SCORES among its evaluations, and best_of, its name, or None; measure, value and interval95
+        For each: run; recipe, its name; state, step and steps of `status`; best, the highest
+        value of what the run watches, and best_of, its name, or None; measure, value and interval95
         of the first number of its eval.json, or None; bytes; deletable: path -> bytes, of
         checkpoints that neither a resume nor `--checkpoint best` would read. A run whose
         recipe.json is damaged has state "damaged" and a `detail`.
@@ -320,13 +320,14 @@ def _entry(run_dir: Path) -> dict[str, Any]:
         entry["recipe"] = read_description(run_dir, "recipe.json", Outline).name
     except UserError as error:
         return {**entry, "state": "damaged", "detail": str(error)}
-    scored = [
-        (value, name)
-        for name, values in curves(run_dir).items()
-        if name.removeprefix("ema_") in SCORES
-        for value in values
-    ]
-    entry["best"], entry["best_of"] = max(scored, default=(None, None))
+    series = curves(run_dir)
+    for measure in (*SCORES, "holdout_view_recall"):  # numbers of two measures do not compare
+        names_of = [name for name in series if name.removeprefix("ema_") == measure]
+        if names_of:
+            entry["best"], entry["best_of"] = max(
+                (value, name) for name in names_of for value in series[name]
+            )
+            break
     entry |= _first_number(run_dir)
     entry |= {key: summary[key] for key in ("state", "detail", "step", "steps")}
     entry["deletable"] = {str(path): _bytes(path) for path in _not_needed(run_dir, summary)}

@@ -188,6 +188,22 @@ def test_the_command_draws_a_run_that_has_ended_and_ends_itself(tmp_path):
     assert "--follow draws for people" in both.stderr
 
 
+@pytest.mark.parametrize(
+    ("measure", "others"),
+    [
+        ("holdout_map_at_r", {"holdout_knn": 0.9, "holdout_recall_at_1": 0.95}),
+        ("validation_map_at_r", {"validation_recall_at_1": 0.95}),
+        ("holdout_view_recall", {"holdout_rankme": 30.0}),
+    ],
+)
+def test_a_runs_best_is_of_what_it_watches(tmp_path, measure, others):
+    """Of two measures the larger number is not the better one."""
+    evals = [(4, {**others, measure: 0.3}), (8, {**others, measure: 0.5, f"ema_{measure}": 0.4})]
+    write_run(tmp_path / "a", 10, evals)
+    (one,) = list_runs(tmp_path)
+    assert (one["best"], one["best_of"]) == (0.5, measure)
+
+
 def test_runs_are_listed_with_what_may_be_deleted(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # no line is folded
     evals = [(4, {"holdout_knn": 0.9}), (8, {"holdout_knn": 0.6, "ema_holdout_knn": 0.7})]
