@@ -4,7 +4,7 @@ from pydantic.fields import FieldInfo
 
 from sslpipe.augment.presets import setting_docs
 from sslpipe.errors import RecipeError, did_you_mean_key
-from sslpipe.recipe.messages import describe_key, known_keys
+from sslpipe.recipe.messages import describe_key, known_keys, written_type
 from sslpipe.recipe.reading import recipe_models
 from sslpipe.registry.schema import Kinds, kinds_of, settings_class
 
@@ -39,7 +39,7 @@ def explain(key: str) -> str:
         lines = [key, *filter(None, about), *list_kinds(kinds), "no default: it has to be given"]
         return "\n".join(lines)
     if name in settings:
-        return "\n".join([key, *settings[name]])
+        return "\n".join([key, *settings[name], *_types(kinds, name)])
     text = None if settings and name else explain_key(key)
     if text is None:
         keys = (
@@ -104,9 +104,22 @@ def meanings(section: str, kinds: Kinds) -> dict[str, list[str]]:
     return settings
 
 
+def _types(kinds: Kinds | None, name: str) -> list[str]:
+    """Return a line for each type that a setting has in some kind; none for a setting of an op."""
+    types: dict[str, list[str]] = {}
+    for table in kinds.tables if kinds is not None else ():
+        for kind in table.names():
+            field = settings_class(table, kind).model_fields.get(name)
+            if field is not None:
+                types.setdefault(written_type(field), []).append(f"{kind} ({table.what})")
+    if len(types) == 1:
+        return [f"type: {text}" for text in types]
+    return [f"type for {' and '.join(names)}: {text}" for text, names in types.items()]
+
+
 def _meaning(field: FieldInfo) -> str:
     """Return what a setting means, and its default."""
     text = " ".join((field.description or "not documented").split())
     if field.is_required():
-        return text
+        return f"{text.rstrip('.')} (no default: it has to be given)"
     return f"{text.rstrip('.')} (default {field.default!r})"

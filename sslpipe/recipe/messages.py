@@ -135,7 +135,7 @@ def _what_to_give(field: FieldInfo | None, key: str) -> str:
         public = re.sub(r"\.\d+\b", "", key)
         return f"{text}; {usual}; all of them: sslpipe check --explain {public}"
     if section is None:
-        return f"{text} ({_written_type(field)})"
+        return f"{text} ({written_type(field)})"
     fields = section.model_fields.items()
     needed = [f"{key.rpartition('.')[2]}.{name}" for name, each in fields if each.is_required()]
     return f"{text}; give {' and '.join(needed)}"
@@ -166,7 +166,7 @@ def describe_key(model: type[BaseModel], key: str) -> str | None:
     if not field.is_required():
         value = None if field.default is PydanticUndefined else field.default
         default = f"default: {'none' if value is None else json.dumps(value)}"
-    return "\n".join([text, f"type: {_written_type(field)}", default])
+    return "\n".join([text, f"type: {written_type(field)}", default])
 
 
 def _all_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -188,7 +188,7 @@ def _section_of(field: FieldInfo) -> type[BaseModel] | None:
     return None
 
 
-def _written_type(field: FieldInfo) -> str:
+def written_type(field: FieldInfo) -> str:
     """As a user would say it: "int (> 0), or none"; '"a" | "b"'; "list of float"."""
     text = " or ".join(_type_names(field))
     return text + (", or none" if NoneType in alternatives(field.annotation) else "")

@@ -38,6 +38,17 @@ def test_an_argument_names_the_kinds_that_take_it_each_with_its_default():
         assert "cosine similarities" in line  # also where a base declares it
 
 
+def test_a_setting_of_kinds_has_a_type_and_what_has_no_default_says_so():
+    rate = explain("optim.peak_lr").splitlines()
+    assert rate[1].endswith("(no default: it has to be given)")
+    assert rate[2].startswith("type: float")
+    for section, kinds in sections().items():
+        for name in meanings(section, kinds):
+            if section != "augment" or name not in setting_docs():  # the ops declare no types
+                lines = explain(f"{section}.{name}").splitlines()
+                assert any(line.startswith("type") for line in lines), (section, name)
+
+
 def test_kind_lists_the_entries_of_the_tables():
     listed = explain("loss.kind")
     assert "objective: nt_xent, dcl" in listed
