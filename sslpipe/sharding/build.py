@@ -24,6 +24,7 @@ from sslpipe.sharding.columns import (
     without_splits,
 )
 from sslpipe.sharding.gather import columns_of_images, columns_of_tars, describe
+from sslpipe.sharding.measure import measure
 from sslpipe.sharding.readers import LISTS, SOURCES
 from sslpipe.sharding.record import (
     FOLDER,
@@ -43,7 +44,6 @@ from sslpipe.sharding.report import (
     merge_groups,
     save_report,
 )
-from sslpipe.sharding.scan import measure
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions, SourceReader
 from sslpipe.sharding.writer import (
     Layout,

@@ -29,6 +29,7 @@ from sslpipe.portable import sha256_of
 from sslpipe.sharding.columns import paths_column, save_columns, side_by_side
 from sslpipe.sharding.gather import columns_of_tars
 from sslpipe.sharding.join_tars import built_paths, join_folders
+from sslpipe.sharding.measure import measure
 from sslpipe.sharding.record import merge_classes, open_manifest
 from sslpipe.sharding.report import Group, Report, Tally, make_report, save_report
 from sslpipe.sharding.scan import (
@@ -36,7 +37,6 @@ from sslpipe.sharding.scan import (
     OFFSETS,
     Scan,
     index_tar,
-    measure,
     offset_rows,
     scan_tar,
     unread,

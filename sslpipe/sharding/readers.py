@@ -2,9 +2,10 @@
 
 from sslpipe.registry import Table
 from sslpipe.sharding import layouts
+from sslpipe.sharding.csv_table import read_csv
 from sslpipe.sharding.folder import read_folder
+from sslpipe.sharding.parquet_table import read_parquet
 from sslpipe.sharding.sources import SourceReader
-from sslpipe.sharding.tables import read_csv, read_parquet
 from sslpipe.sharding.tars import read_tars
 
 # `--source NAME`; a source of one's own: a function of SourceOptions, and a line here

@@ -1,0 +1,156 @@
+"""Read a CSV file that lists images, a row an image; or a text file with a path a line."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv
+
+from sslpipe.data.decode import first_line
+from sslpipe.errors import DataError
+from sslpipe.portable import open_regular
+from sslpipe.sharding.sources import (
+    Images,
+    Row,
+    SourceOptions,
+    from_rows,
+    is_image,
+    place_of,
+    read_file,
+)
+from sslpipe.sharding.split_names import name_splits, split_of
+from sslpipe.sharding.tables import a_row_an_image, check_column, image_columns, table_fields
+
+_LABELLED = re.compile(r"(.+?)[\s,;]+(\S+)")  # a path and its class
+LISTS_OF_PATHS = (".txt", ".lst")
+DELIMITERS = (",", ";", "\t", "|")
+
+
+def read_csv(options: SourceOptions) -> dict[str, Images]:
+    """Read a CSV file, a row an image: a path or URL, and where they are named, label and split.
+
+    Paths are relative to the CSV file, or to --root. A .txt file without such a header has a path a
+    line.
+    """
+    path = options.csv
+    if path is None:
+        raise DataError("--source csv needs --csv FILE")
+    root = options.root or path.parent
+    by = options.split_column
+    if path.suffix.lower() in LISTS_OF_PATHS and not by:
+        raw = read_file(path, pipe=True)
+        if options.image_column not in _header(raw, _delimiter(raw, options.image_column)):
+            return _read_list(options, root, raw.decode(errors="surrogateescape"))
+    table = _read_csv(options, path)
+    if not len(table):
+        raise DataError(f"{path} has no rows below its first line, which names the columns")
+    paths = _filled(table, options.image_column, path)
+    label_column = options.label_column if options.labels else None
+    labels = table.column(label_column).to_pylist() if label_column else [None] * len(table)
+    given = options.split and (split_of(options.split) or options.split)
+    named = _filled(table, by, path) if by else [given or "train"] * len(table)
+    splits = {name: name for name in named}
+    where = ""
+    if by:
+        where = f"column {by!r} of {path}"
+        splits = name_splits(splits, where)
+    rows: dict[str, list[Row]] = {split: [] for split in splits.values()}
+    places: dict[str, list[int]] = {split: [] for split in splits.values()}
+    for place, (name, image, label) in enumerate(zip(named, paths, labels, strict=True)):
+        rows[splits[name]].append((place_of(root, image), label))
+        places[splits[name]].append(place)
+    cells = {split: table.take(own).select(options.fields) for split, own in places.items()}
+    return from_rows(options, root, rows, cells, where=where)
+
+
+def _read_list(options: SourceOptions, root: Path, text: str) -> dict[str, Images]:
+    """Read a path a line, or in each a path and a class: `n01440764/1.JPEG 0`."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    labelled = [_LABELLED.fullmatch(line) for line in lines]
+    named = [(match[1], match[2]) for match in labelled if match and is_image(Path(match[1]))]
+    has_labels = len(named) == len(lines) and not any(is_image(Path(line)) for line in lines)
+    if options.fields:
+        raise DataError(f"--columns {options.fields[0]}: a list of paths has no columns")
+    split = options.split and (split_of(options.split) or options.split)
+    rows: list[Row] = [(place_of(root, line), None) for line in lines]
+    if has_labels:
+        rows = [(place_of(root, path), label if options.labels else None) for path, label in named]
+    return from_rows(options, root, {split or "train": rows})
+
+
+def _filled(table: Any, column: str, path: Path) -> list[str]:
+    """Return the texts of a column that has one in each row. Raises: DataError with the row."""
+    texts: list[str] = table.column(column).to_pylist()
+    if "" in texts:
+        row = texts.index("") + 2  # the first has the names
+        raise DataError(f"{path}, row {row}: no value of {column!r}; fill it, or drop the row")
+    return texts
+
+
+def _read_csv(options: SourceOptions, path: Path) -> Any:
+    """Read the columns that are asked for, as texts, a row an image. Raises: DataError."""
+    try:
+        with open_regular(path, pipe=True) as file:
+            raw = file.read()
+        raw.decode()  # or it is no UTF-8
+        sign = _delimiter(raw, options.image_column)
+        columns = _header(raw, sign)
+        images = image_columns(options.image_column, columns)
+        wanted = {name: "--columns" for name in table_fields(options, images, columns)}
+        wanted |= dict.fromkeys(images, "--image-column")
+        if options.labels and options.label_column:
+            wanted[options.label_column] = "--label-column"
+        if options.split_column:
+            wanted[options.split_column] = "--split-column"
+        for column, option in wanted.items():
+            check_column(path, column, columns, option)
+        table = csv.read_csv(
+            io.BytesIO(raw),
+            _in_one_block(raw),
+            csv.ParseOptions(delimiter=sign, newlines_in_values=True),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(wanted, pa.string()), include_columns=list(wanted)
+            ),
+        )
+        return a_row_an_image(table, images, options.image_column)
+    except DataError:
+        raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"cannot read {path}: {reason}; name the table with --csv") from error
+    except ValueError as error:
+        remedy = ""
+        if isinstance(error, UnicodeDecodeError):
+            remedy = f"; save it as UTF-8: iconv -f cp1252 -t utf-8 {path} > utf8.csv"
+        elif "columns" in str(error):
+            remedy = "; give each row as many cells as the first has, with quotes around commas"
+        raise DataError(f"cannot read {path}: {first_line(error)}{remedy}") from error
+
+
+def _delimiter(raw: bytes, image_column: str) -> str:
+    """Return the sign between columns: the one by which the header names the images' column.
+
+    Where none does, the one that gives most columns.
+    """
+    headers = {sign: _header(raw, sign) for sign in DELIMITERS}
+    naming = [sign for sign in DELIMITERS if image_column in headers[sign]]
+    return naming[0] if naming else max(DELIMITERS, key=lambda sign: len(headers[sign]))
+
+
+def _header(raw: bytes, sign: str) -> list[str]:
+    """Return the names of the columns between which stands this sign; [] where there are none."""
+    parse = csv.ParseOptions(
+        delimiter=sign, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
+    )
+    try:
+        names: list[str] = csv.read_csv(io.BytesIO(raw), _in_one_block(raw), parse).column_names
+    except ValueError:  # it is empty, or no UTF-8
+        return []
+    return names
+
+
+def _in_one_block(raw: bytes) -> csv.ReadOptions:
+    """So that a cell may have any size; and in one thread, which counts rows for messages."""
+    return csv.ReadOptions(block_size=len(raw) + 1, use_threads=False)

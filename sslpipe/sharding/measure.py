@@ -1,0 +1,149 @@
+"""Measure the images of shards that are not 8-bit RGB: their type, range, mean and deviation."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.data.decode import BadSample, read_npy
+from sslpipe.data.image_type import Depth, ImageType
+from sslpipe.data.index import ARRAY_SUFFIXES
+from sslpipe.data.storage import read_range
+from sslpipe.errors import DataError, counted
+from sslpipe.sharding.scan import scan_tar
+
+MOST_IMAGES = 1000  # evenly over all
+PIXELS_AN_IMAGE = 4096  # of float32, evenly over an image; of integers all are counted
+PERCENTILES = (0.1, 99.9)
+MOST_LEVEL = 1000  # of a mean or deviation that dataset.json may hold
+LEAST_STD = 1 / 255  # views are divided by it
+
+
+class Measured(NamedTuple):
+    """What `dataset.json` holds of images that are not 8-bit RGB, and what to say of them."""
+
+    image: ImageType
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    notes: list[str]
+
+
+def measure(
+    shards: Sequence[Path], channels: Sequence[str], given: tuple[float, float] | None
+) -> Measured:
+    """Measure the images of some shards, arrays of one type.
+
+    `low` and `high` of a channel are `given`, or its PERCENTILES; where these are equal, its least
+    and largest value; of a constant channel `high` is above its value, which is said.
+
+    Raises: DataError where no image can be read, or their channels are others.
+    """
+    values = list[_Values]()
+    count = 0
+    dtype: Any = None
+    for pixels in _sampled(shards):
+        count = count + 1
+        name = pixels.dtype.name
+        if not values:
+            dtype = name
+            if dtype not in get_args(Depth):
+                raise DataError(f"images of {dtype}; store {', '.join(get_args(Depth))}")
+            if dtype == "uint8" and given is not None:
+                raise DataError("--range is for 16 bits and floats; 8 bits are 0 to 255")
+            values = [_Values(pixels.dtype) for _ in range(pixels.shape[2])]
+        if (name, pixels.shape[2]) != (dtype, len(values)):
+            raise DataError(
+                f"an image of {pixels.shape[2]} channels of {name}, and others of {len(values)} "
+                f"of {dtype}: a data set has one type"
+            )
+        for channel, own in enumerate(values):
+            own.add(pixels[:, :, channel])
+    if not values:
+        raise DataError("no image can be read to measure channels: KEY.npy of (h, w, C)")
+    if len(values) != len(channels):
+        raise DataError(
+            f"images have {len(values)} channels, and --channels names {len(channels)}: "
+            f"{', '.join(channels)}"
+        )
+    notes = [f"range, mean and std are measured on {counted(count, 'image')}"]
+    lows: list[float] = []
+    highs: list[float] = []
+    means: list[float] = []
+    stds: list[float] = []
+    for name, own in zip(channels, values, strict=True):
+        least, most = own.ends((0, 100))
+        low, high = own.ends(PERCENTILES)
+        if least == most:
+            notes.append(f"channel {name} is constant: {least:g} in all of them")
+        if low == high:
+            low = least
+            high = most if most > least else least + max(1.0, abs(least) * 1e-3)
+        if dtype == "uint8":
+            low = 0.0
+            high = 255.0
+        low, high = given or (low, high)
+        mean, std = own.moments()
+        std = max(std / (high - low), LEAST_STD)
+        lows.append(low)
+        highs.append(high)
+        means.append(round((mean - low) / (high - low), 6))
+        stds.append(round(std, 6))
+    if max(map(abs, (*means, *stds))) > MOST_LEVEL:
+        raise DataError("values lie far outside of the range; give another --range LOW,HIGH")
+    image = ImageType(channels=tuple(channels), dtype=dtype, low=tuple(lows), high=tuple(highs))
+    return Measured(image, tuple(means), tuple(stds), notes)
+
+
+class _Values:
+    """The values of a channel: how often each integer is there, or some of the floats."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        levels = 256**dtype.itemsize if dtype.kind == "u" else 0
+        self._counts = np.zeros(levels, np.int64)
+        self._floats: list[NDArray[np.float32]] = []
+
+    def add(self, pixels: NDArray[Any]) -> None:
+        """Take the pixels of an image, (h, w)."""
+        if len(self._counts):
+            self._counts += np.bincount(pixels.ravel(), minlength=len(self._counts))
+            return
+        flat = pixels.ravel()
+        flat = flat[:: -(-flat.size // PIXELS_AN_IMAGE)]
+        self._floats.append(flat[np.isfinite(flat)])
+
+    def ends(self, percentiles: tuple[float, float]) -> tuple[float, float]:
+        """The values that so many percent of all do not exceed."""
+        if len(self._counts):
+            total = self._counts.cumsum()
+            wanted = np.maximum(1, np.ceil(np.array(percentiles) / 100 * total[-1]))
+            low, high = np.searchsorted(total, wanted)
+        else:
+            values = np.concatenate(self._floats)
+            if not len(values):
+                raise DataError("a channel holds nothing but NaN and infinite values")
+            low, high = np.percentile(values, percentiles, method="lower")
+        return float(low), float(high)
+
+    def moments(self) -> tuple[float, float]:
+        """Mean and standard deviation."""
+        if len(self._counts):
+            levels = np.arange(len(self._counts), dtype=np.float64)
+            total = self._counts.sum()
+            mean = float(self._counts @ levels / total)
+            return mean, float(np.sqrt(self._counts @ (levels - mean) ** 2 / total))
+        values = np.concatenate(self._floats).astype(np.float64)
+        return float(values.mean()), float(values.std())
+
+
+def _sampled(shards: Sequence[Path]) -> Iterator[NDArray[Any]]:
+    """Read MOST_IMAGES images, evenly over all shards; bad ones are passed by."""
+    places = [
+        (path, sample.image) for path in shards for sample in scan_tar(path, ARRAY_SUFFIXES).samples
+    ]
+    for path, (start, size) in places[:: -(-len(places) // MOST_IMAGES) or 1]:
+        try:
+            yield read_npy(read_range(str(path), start, start + size))
+        except BadSample:
+            continue

@@ -1,0 +1,379 @@
+"""Read parquet and Arrow files of images, a row an image, as Hugging Face has them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute, ipc, parquet, types
+
+from sslpipe.data.decode import first_line
+from sslpipe.errors import DataError, did_you_mean
+from sslpipe.files import parse_object
+from sslpipe.portable import open_regular
+from sslpipe.sharding.report import group_kinds
+from sslpipe.sharding.sources import (
+    Images,
+    SourceOptions,
+    check_missing,
+    chosen_splits,
+    merged_classes,
+    number_labels,
+    place_of,
+    read_file,
+    read_place,
+    readable,
+    root_folder,
+)
+from sslpipe.sharding.split_names import GENERIC, split_of, without_number
+from sslpipe.sharding.tables import a_row_an_image, image_columns, table_fields
+
+_SAY_NOTHING = GENERIC | {"", "part", "parts", "shard", "chunk", "file"}  # beginnings of names
+MOST_UNNAMED = 2**20  # classes without names; a higher label is an id, not the number of a class
+
+Labels = NDArray[np.int64] | list[str | None]  # numbers of classes (-1: none), or their names
+
+
+def read_parquet(options: SourceOptions) -> dict[str, Images]:
+    """Read parquet or .arrow files under --root, or one; the image and label columns by name.
+
+    The split of a file is how its name begins (train-00000-of-00002.parquet), else the folder that
+    is named like one (default/train/0000.parquet; train/data-00000-of-00001.arrow of
+    `save_to_disk`). An image is bytes, a path from --root, or a
+    struct of both. The encoded images of a split are held in memory while its shards are written.
+    Labels are integers, named by the ClassLabel feature in the files' metadata where there is one,
+    or texts, which are the names.
+    """
+    # files by split
+    if options.root is None:
+        raise DataError(
+            "this source needs --root DIR, a folder of .parquet or .arrow files; of a data set of "
+            "the hub: hf download USER/NAME --repo-type dataset --local-dir DIR"
+        )
+    if options.root.is_file():
+        root = options.root.parent
+        files = {split_of(without_number(options.root.stem)) or "train": [_File(options.root, "")]}
+    else:
+        root = root_folder(options)
+        files = _find_files(root)
+    if len(files) == 1 and not split_of(next(iter(files))):  # a name that says nothing of splits
+        files = {options.split or "train": next(iter(files.values()))}
+    groups = {split: [file.path for file in own] for split, own in files.items()}
+    if not groups:
+        raise DataError(f"{root} has no .parquet or .arrow file")
+    chosen = {split: groups[split] for split in chosen_splits(options, groups, root)}
+    _check_one_configuration(root, [file for split in chosen for file in files[split]])
+    # the columns that are needed, all rows of a split as one table
+    column = options.image_column if options.image_column != "path" else "image"
+    label_column = options.label_column if options.labels else None
+    tables = {}
+    for split, paths in chosen.items():
+        there = _columns(paths[0])
+        columns = image_columns(column, there)
+        fields = table_fields(options, columns, there)
+        table = _read_table(paths, [*columns, *filter(None, [label_column]), *fields])
+        try:
+            tables[split] = a_row_an_image(table, columns, column)
+        except pa.ArrowException as error:
+            raise DataError(f"--image-column {column!r}: {first_line(error)}") from error
+    # texts are numbered by those of all splits, also of the ones that are not read
+    labels: dict[str, Labels | None] = dict.fromkeys(groups)
+    if label_column is not None:
+        for split, paths in groups.items():
+            table = tables.get(split)
+            if table is None and label_column in _columns(paths[0]):
+                table = _read_table(paths, [label_column])
+            if table is not None:
+                labels[split] = _labels(table.column(label_column), f"{root}, {split}")
+    all_texts = [name for each in labels.values() if isinstance(each, list) for name in each]
+    return {
+        split: _images(root, split, table, column, labels[split], all_texts, options)
+        for split, table in tables.items()
+    }
+
+
+class _File(NamedTuple):
+    """A parquet file and the folder of its data set, below --root: a configuration of the hub."""
+
+    path: Path
+    configuration: str
+
+
+def _find_files(root: Path) -> dict[str, list[_File]]:
+    """Find the files below a folder by split, none in hidden folders."""
+    groups: dict[str, list[_File]] = {}
+    for path in sorted([*root.rglob("*.parquet"), *_arrow_files(root)]):
+        folders = path.relative_to(root).parts[:-1]
+        is_ours = (path.parent / "dataset.json").exists()  # columns of a data set
+        if is_ours or any(name.startswith(".") for name in (*folders, path.name)):
+            continue
+        begin = without_number(path.stem)
+        split = split_of(begin)
+        named = [k for k, folder in enumerate(folders) if split_of(folder)]
+        if split is None and named:
+            split = split_of(folders[named[-1]])
+            folders = folders[: named[-1]]
+        elif split is None and begin.lower() not in _SAY_NOTHING:
+            split = begin
+        elif split is None and folders:
+            split = folders[-1]
+            folders = folders[:-1]
+        groups.setdefault(split or "train", []).append(_File(path, "/".join(folders)))
+    return groups
+
+
+def _arrow_files(root: Path) -> list[Path]:
+    """Find .arrow files; beside a state.json of `save_to_disk` those that it names.
+
+    Others beside it are caches of `Dataset.map`.
+
+    Raises: DataError where a file is missing, or the rows are chosen by a file of indices.
+    """
+    arrow_files = set(root.rglob("*.arrow"))
+    for state in sorted(root.rglob("state.json")):
+        try:
+            tree = parse_object(read_file(state))
+        except ValueError as error:
+            raise DataError(f"{state} is damaged: {error}; save the data set again") from None
+        files = tree.get("_data_files")
+        if not isinstance(files, list):
+            continue  # of another program
+        if tree.get("_indices_data_files") or tree.get("_indices_files"):
+            raise DataError(
+                f"{state}: rows are chosen by a file of indices, which is not read; save "
+                "dataset.flatten_indices()"
+            )
+        named = {state.parent / str(_get(file, "filename")) for file in files}
+        if lost := sorted(named - arrow_files):
+            raise DataError(f"{state} names {lost[0].name}, which is missing; copy it, too")
+        arrow_files -= {
+            path for path in arrow_files if path.parent == state.parent and path not in named
+        }
+    return sorted(arrow_files)
+
+
+def _check_one_configuration(root: Path, files: Sequence[_File]) -> None:
+    """Raise DataError where files are of several data sets, as a repository of the hub may have."""
+    configurations = sorted({file.configuration for file in files})
+    if len(configurations) > 1:
+        places = [str(root / name) for name in configurations]
+        more = f" and {len(places) - 3:,} more" * (len(places) > 3)
+        raise DataError(
+            f"{root} has files of several data sets, which are not merged: "
+            f"{', '.join(places[:3])}{more}; give one of them as --root, or put all files of one "
+            "data set into one folder"
+        )
+
+
+def _columns(path: Path) -> list[str]:
+    try:
+        with open_regular(path) as file:
+            if path.suffix == ".arrow":
+                return list(_open_arrow(path).schema.names)
+            return list(parquet.read_schema(file).names)
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: no UTF-8
+        raise DataError(f"cannot read {path}: {error}") from error
+
+
+def _open_arrow(path: Path) -> Any:
+    """Open an .arrow file where it lies: a stream, as `datasets` writes it, or Arrow's file."""
+    with open_regular(path) as file:
+        is_file = file.read(6) == b"ARROW1"
+    source = pa.memory_map(str(path))
+    return ipc.open_file(source) if is_file else ipc.open_stream(source)
+
+
+def _read_table(paths: list[Path], wanted: list[str]) -> Any:
+    """Read some columns of all files; dictionaries are decoded. Raises: DataError."""
+    tables = []
+    for path in paths:
+        there = _columns(path)
+        for name in wanted:
+            if name not in there:
+                raise DataError(
+                    f"{path} has no column {name!r}{did_you_mean(name, there)}; it has: "
+                    f"{', '.join(there)}; see --image-column, --label-column, --no-labels, "
+                    "--columns"
+                )
+        try:
+            columns = list(dict.fromkeys(wanted))
+            if path.suffix == ".arrow":
+                table = _open_arrow(path).read_all().select(columns)
+                table.validate(full=True)
+            else:
+                table = parquet.read_table(path, columns=columns)
+            for place, field in enumerate(table.schema):
+                if types.is_dictionary(field.type):
+                    plain = table.column(place).cast(field.type.value_type)
+                    table = table.set_column(place, field.name, plain)
+            tables.append(table)
+        except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: no UTF-8
+            raise DataError(f"cannot read {path}: {error}") from error
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(f"{paths[0]} and the other files of its split differ: {error}") from error
+
+
+def _labels(cells: Any, where: str) -> Labels:
+    """Convert a column; null and '' are no label, whole floats integers, as pandas has gaps."""
+    kind = cells.type
+    texts = types.is_string, types.is_large_string, types.is_string_view
+    if any(is_kind(kind) for is_kind in (*texts, types.is_boolean, types.is_null)):
+        return [None if cell in (None, "") else str(cell) for cell in cells.to_pylist()]
+    if types.is_integer(kind):
+        try:
+            numbers: NDArray[np.int64] = cells.cast("int64").fill_null(-1).to_numpy()
+        except pa.ArrowException as error:
+            raise DataError(
+                f"{where}: the label column holds {kind} beyond 64 bits with a sign: "
+                f"{first_line(error)}; these are ids: store them as texts, or give --no-labels to "
+                "go without"
+            ) from error
+        return numbers
+    if types.is_floating(kind):
+        values = cells.cast("float64").fill_null(-1).to_numpy()
+        values = np.where(np.isnan(values), -1, values)
+        if (values == np.rint(values)).all() and (np.abs(values) < 2**53).all():
+            return values.astype(np.int64)
+    raise DataError(
+        f"{where}: the label column holds {kind}, neither integers nor texts; name another with "
+        "--label-column, or give --no-labels to go without"
+    )
+
+
+def _images(
+    root: Path,
+    split: str,
+    table: Any,
+    column: str,
+    labels: Labels | None,
+    all_texts: list[str | None],
+    options: SourceOptions,
+) -> Images:
+    """Describe a table as one split. Raises DataError where files are missing."""
+    # labels and class names
+    numbers = np.full(len(table), -1, np.int64)
+    classes = tuple[str, ...]()
+    if isinstance(labels, list):
+        numbers, classes = number_labels(labels, all_texts)
+    elif labels is not None:
+        numbers = labels
+        classes = _class_names(table.schema.metadata, options.label_column or "")
+        highest = int(labels.max(initial=-1))
+        lowest = int(labels.min(initial=-1))
+        if lowest < -1:
+            raise DataError(
+                f"{root}, {split}: label {lowest} is neither the number of a class nor -1, for "
+                "none; mend it, store the classes as texts, or give --no-labels to go without"
+            )
+        if not classes and highest >= max(MOST_UNNAMED, len(table)):
+            raise DataError(
+                f"{root}, {split}: label {highest} of {len(table):,} images is not the number of a "
+                "class; number the classes from 0, or store them as texts"
+            )
+        classes = classes or tuple(str(k) for k in range(highest + 1))
+        if highest >= len(classes):
+            raise DataError(f"{root}, {split}: label {highest}, but only {len(classes)} names")
+    # images whose file is not there
+    cells = table.column(column)
+    missing = _missing(cells, root, split)
+    check_missing(list(missing.values()), len(table), options.skip_missing, beside=root)
+    kept = np.setdiff1d(np.arange(len(table)), list(missing)).tolist()
+
+    def read(i: int) -> bytes:
+        cell = cells[kept[i]].as_py()
+        if isinstance(cell, dict):  # Image feature: the bytes, or where they lie
+            cell = cell.get("path") if cell.get("bytes") is None else cell["bytes"]
+        if isinstance(cell, bytes):
+            return cell
+        if isinstance(cell, str):
+            return read_place(place_of(root, cell))
+        raise DataError(
+            f"{root}, {split}[{kept[i]}]: column {column!r} holds {type(cell).__name__}, no image; "
+            "see --image-column"
+        )
+
+    size = table.nbytes // max(1, len(table))
+    places = _paths_of(cells, kept)
+    return Images(
+        names=places or [f"{split}[{row}]" for row in kept],
+        labels=numbers[kept],
+        sizes=np.full(len(kept), size, np.int64),
+        classes=classes,
+        read=read,
+        missing=list(missing.values()),
+        cells={name: table.column(name).take(kept) for name in options.fields},
+        origin="typed",
+        are_places=bool(places),
+        left_out=group_kinds(
+            ("files of the list that are not there", "", name) for name in missing.values()
+        ),
+        doubts=merged_classes(all_texts),
+    )
+
+
+def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
+    """Find the rows without an image: an empty cell, or a path that leads to no file, by row."""
+    embedded = cells
+    if types.is_struct(cells.type):
+        try:
+            names = [field.name for field in cells.type]
+        except UnicodeDecodeError as error:
+            raise DataError(f"{root}, {split}: {error}; save the file again") from None
+        embedded = compute.struct_field(cells, "bytes") if "bytes" in names else None
+    elif types.is_string(cells.type) or types.is_large_string(cells.type):
+        embedded = None  # paths
+    elsewhere = np.arange(len(cells))
+    if embedded is not None:
+        elsewhere = np.nonzero(compute.is_null(embedded).to_numpy())[0]
+    missing = {}
+    for row in elsewhere.tolist():
+        cell = cells[row].as_py()
+        path = cell.get("path") if isinstance(cell, dict) else cell
+        if path is None:
+            missing[row] = f"{split}[{row}]"
+        elif isinstance(place := place_of(root, str(path)), Path) and not place.is_file():
+            missing[row] = str(path)
+    return missing
+
+
+def _paths_of(cells: Any, rows: Sequence[int]) -> list[str]:
+    """Return the path beside each image, or of its file; [] where not all have one of their own."""
+    paths = cells
+    if types.is_struct(cells.type):
+        names = [field.name for field in cells.type]
+        if "path" not in names:
+            return []
+        paths = compute.struct_field(cells, "path")
+    if not types.is_string(paths.type) and not types.is_large_string(paths.type):
+        return []
+    texts = [str(paths[row].as_py() or "") for row in rows]
+    return [readable(text) for text in texts] if all(texts) and len({*texts}) == len(texts) else []
+
+
+def _class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:
+    """Read the names of a ClassLabel feature, as `datasets` writes it into the schema.
+
+    In the schema features are a dict by column, in the card of a data set a list of them. () where
+    there are no names, or the metadata is something else.
+    """
+    try:
+        tree = json.loads((metadata or {}).get(b"huggingface", b"{}"))
+    except (ValueError, RecursionError):
+        return ()
+    features = _get(_get(tree, "info"), "features")
+    if isinstance(features, list):
+        features = {_get(each, "name"): each for each in features if isinstance(each, dict)}
+    feature = _get(features, column)
+    names = _get(feature, "names") or _get(_get(_get(feature, "dtype"), "class_label"), "names")
+    if isinstance(names, dict) and all(str(key).isdecimal() for key in names):
+        names = [names[key] for key in sorted(names, key=int)]
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _get(tree: Any, key: str) -> Any:
+    return tree.get(key) if isinstance(tree, dict) else None
