@@ -15,7 +15,7 @@ from sslpipe.cli.next_step import after_a_look, say_next
 from sslpipe.cli.options import NumWorkers, argument, command, option
 from sslpipe.cli.terminal import new_app, progress, report_bad, say_once, show, working
 from sslpipe.errors import DataError, UserError
-from sslpipe.portable import replacing, write_atomically
+from sslpipe.portable import write_atomically
 
 if TYPE_CHECKING:
     from sslpipe.evaluation.vectors import Features
@@ -111,6 +111,7 @@ def duplicates(
     from sslpipe.curate import results
     from sslpipe.curate.calls import find_duplicates
     from sslpipe.curate.tables import write_table
+    from sslpipe.sharding.show import save_sheet
 
     found = find_duplicates(
         index,
@@ -126,8 +127,7 @@ def duplicates(
     if sheet is None:
         (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
     else:
-        with replacing(out / "doubt.png") as temporary:
-            sheet.save(temporary, "PNG")
+        save_sheet(sheet, out / "doubt.png")
     if column:
         before = index.manifest.columns.get(results.COLUMN)
         if before not in (None, open_data(data).manifest.columns[results.COLUMN]):
