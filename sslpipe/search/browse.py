@@ -110,7 +110,10 @@ def write_map(
     near = nearest(features, features, NEIGHBOURS, units=True, hidden=(rows.ids, rows.ids))
     distances = (1 - near.similarities).clamp_min(0)
     places = _umap(features, near.indices, distances)
-    hits = [Hit(0.0, 0, *each) for each in zip(ids, rows.labels.tolist(), strict=True)]
+    hits = [
+        Hit(score=0.0, part=0, id=sample, label=label)
+        for sample, label in zip(ids, rows.labels.tolist(), strict=True)
+    ]
     names = {hit.id: search.key(hit) for hit in hits} if split is None else keys_of(split, ids)
     columns: dict[str, list[Any]] = {
         "id": ids,
