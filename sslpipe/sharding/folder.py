@@ -6,7 +6,8 @@
 
 import os
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -291,20 +292,22 @@ def _classes(
     if not any(below):
         return below
     base = root.joinpath(*parts[0][: splits.level + 1])
-    for file, own_class in zip(own, below, strict=True):
-        if own_class is None:
-            raise DataError(
-                f"{base} holds class folders and loose images ({file.name}); "
-                "move the images into a class, or give --no-labels to use all without labels"
-            )
+    loose = [file.name for file, own_class in zip(own, below, strict=True) if own_class is None]
+    if loose:
+        more = f" and {len(loose) - 1:,} more" if len(loose) > 1 else ""
+        raise DataError(
+            f"{base} holds class folders and loose images ({loose[0]}{more}); "
+            "move the images into a class, or give --no-labels to use all without labels"
+        )
     places = {root.joinpath(*each[: first + 1]) for each in parts}
     bases = {place.parent for place in places}
-    for folder in folders:
-        if folder.parent in bases and folder not in places:
-            raise DataError(
-                f"class folder {folder} has no images ({' '.join(sorted(SUFFIXES))}); fill "
-                "it, move it elsewhere, or give --no-labels"
-            )
+    empty = [each for each in folders if each.parent in bases and each not in places]
+    if empty:
+        more = f" (and {len(empty) - 1:,} more)" if len(empty) > 1 else ""
+        raise DataError(
+            f"class folder {empty[0]}{more} has no images ({' '.join(sorted(SUFFIXES))}); fill "
+            "it, move it elsewhere, or give --no-labels"
+        )
     return below
 
 
@@ -351,7 +354,9 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         split = splits.of(entry.path.relative_to(root).parts) if names else chosen[0]
         if split is None or split in chosen or not (split or only):
             placed.append((entry, split))
-    _check_absent(root, [entry for entry, _ in placed], options)
+    faults = _FoundFaults(root)
+    with faults.of():
+        _check_absent(root, [entry for entry, _ in placed], options)
     kept: dict[str, list[Path]] = {split: [] for split in chosen}
     missing: dict[str, list[str]] = {split: [] for split in chosen}
     left_out = list[Entry]()
@@ -373,14 +378,41 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     for split, own in kept.items():
         if not own:
             raise _no_images(root / split, options.suffixes)
-        classes = _classes(root, splits, own, folders) if options.labels else [None] * len(own)
+        classes: list[str | None] = [None] * len(own)
+        with faults.of():
+            classes = _classes(root, splits, own, folders) if options.labels else classes
         rows[split] = list(zip(own, classes, strict=True))
+    faults.check()
     by_split = from_rows(replace(options, split=None), root, rows)
     by_split = {split: replace(own, missing=missing[split]) for split, own in by_split.items()}
     first = by_split[chosen[0]]
     said = group_kinds((e.reason or e.absent, e.kind, _below(root, e.path)) for e in left_out)
     doubts = [*first.doubts, *_unread(root, left_out), *_doubts(root, splits, rows)]
     return {**by_split, chosen[0]: replace(first, left_out=said, doubts=doubts)}
+
+
+class _FoundFaults:
+    """Collects what is wrong with a folder, so that all of it is mended at once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._texts: list[str] = []
+
+    @contextmanager
+    def of(self) -> Iterator[None]:
+        """Keep the DataError of a check for `check`."""
+        try:
+            yield
+        except DataError as error:
+            self._texts.append(str(error))
+
+    def check(self) -> None:
+        """Raise DataError with all that was found, if anything was."""
+        if len(self._texts) == 1:
+            raise DataError(self._texts[0])
+        if self._texts:
+            listed = " ".join(f"({number}) {text}." for number, text in enumerate(self._texts, 1))
+            raise DataError(f"{self._root} has {len(self._texts)} faults: {listed}")
 
 
 def _below(root: Path, path: Path) -> str:

@@ -47,6 +47,7 @@ from sslpipe.sharding.sources import Images
 _SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
 WRITER_VERSION = 1  # raised when the same plan gives other bytes
 MOST_TOGETHER = 32  # samples of one group side by side
+NAMED_BAD = 5  # images that cannot be decoded; the others are counted
 LARGE_PNG = 8_000_000  # bytes, which are worth a remark
 STATISTICS_PX = 256  # mean and std are taken of images reduced to fit this
 
@@ -349,6 +350,17 @@ def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
     return digest.hexdigest()
 
 
+def _unreadable(bad: Sequence[str]) -> str:
+    """Name some images that cannot be decoded, and count the others."""
+    if len(bad) == 1:
+        return f"{bad[0]}; mend or remove it, or give --skip-bad"
+    more = f"; and {len(bad) - NAMED_BAD:,} more" if len(bad) > NAMED_BAD else ""
+    some = "; ".join(bad[:NAMED_BAD])
+    return (
+        f"{len(bad):,} images cannot be read: {some}{more}; mend or remove them, or give --skip-bad"
+    )
+
+
 def _write_shard(
     folder: Path, shard: int, plan: SplitPlan, skip_bad: bool, stop: threading.Event
 ) -> Done:
@@ -374,10 +386,6 @@ def _write_shard(
             try:
                 suffix, raw, pixels, of_image = _encode(plan, number)
             except BadSample as error:
-                if not skip_bad:
-                    raise DataError(
-                        f"{name}: {error}; mend or remove it, or give --skip-bad"
-                    ) from error
                 bad.append(f"{name}: {error}")
                 continue
             remarks += [(what, "", name) for what in of_image]
@@ -396,6 +404,8 @@ def _write_shard(
                     member.mode = 0o444
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
+        if bad and not skip_bad:  # all of this shard, so that they are mended at once
+            raise DataError(_unreadable(bad))
     if not count:
         path.unlink()
     suffixes = ARRAY_SUFFIXES if plan.layout.arrays else IMAGE_SUFFIXES

@@ -7,7 +7,9 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+import sslpipe
 from sslpipe.cli.terminal import progress, say, show, text_table
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index, manifest_text
@@ -426,3 +428,42 @@ def test_splits_without_a_common_class_are_one_line():
     ]
     (one,) = class_doubts({"train": {"a": 3, "bird": 3}, "test": {"a": 3}})
     assert "test lacks 1 of 2 classes: bird" in one
+
+
+def test_what_is_wrong_with_a_folder_is_said_at_once(tmp_path):
+    """A dead link, loose images, an empty class: in one error, and what is mended is not named."""
+    photos = tmp_path / "photos"
+    for name in ("cat", "dog"):
+        (photos / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (9, 9)).save(photos / name / f"{number}.png")
+    (photos / "cat" / "dead.png").symlink_to("/nowhere.png")
+    for number in range(3):
+        Image.new("RGB", (9, 9)).save(photos / f"loose {number}.png")
+    with pytest.raises(DataError) as caught:
+        sslpipe.build_dataset(tmp_path / "out", root=photos)
+    for named in ("dead.png", "--skip-missing", "loose 0.png and 2 more", "--no-labels"):
+        assert named in str(caught.value)
+    (photos / "cat" / "dead.png").unlink()
+    with pytest.raises(DataError) as caught:
+        sslpipe.build_dataset(tmp_path / "out", root=photos)
+    assert "dead.png" not in str(caught.value)
+    assert "loose 0.png" in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_images_that_cannot_be_decoded_are_named_and_counted_together(tmp_path, count):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number in range(6):
+        Image.new("RGB", (9, 9)).save(photos / f"{number}.png")
+    for number in range(count):
+        (photos / f"dead {number}.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match="--skip-bad") as caught:
+        sslpipe.build_dataset(tmp_path / "out", root=photos)
+    text = str(caught.value)
+    assert sum(f"dead {number}.png" in text for number in range(count)) == min(count, 5)
+    assert (f"{count} images cannot be read" in text) == (count > 1)
+    assert ("and 3 more" in text) == (count == 8)
+    built = sslpipe.build_dataset(tmp_path / "out", root=photos, skip_bad=True)
+    assert len(built.skipped) >= 1
