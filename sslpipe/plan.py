@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.holdout import (
+    MOST_HELD_OUT,
     bank_ids,
     fitting,
     holdout_doubt,
@@ -62,7 +63,6 @@ LEAST_RANK_SHARE = 0.05  # (rank - 1) / (highest possible - 1) of embeddings: 0 
 ALARM_REMEDY = (
     "Look at the views with `sslpipe preview`, lengthen optim.warmup_steps, or lower optim.peak_lr"
 )
-MOST_HELD_OUT = 1 / 4  # of a split, before a warning
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from sslpipe.check.result import (
     straddle_warning,
     warmup_warning,
 )
-from sslpipe.data.holdout import holdout_ids
+from sslpipe.data.holdout import MOST_HELD_OUT, holdout_ids
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import survey
 from sslpipe.data.partners import Pairing, joint_codes
 from sslpipe.errors import RecipeError
 from sslpipe.models.tuning import count_parameters
 from sslpipe.parts import Parts
-from sslpipe.plan import MOST_HELD_OUT, Pretraining
+from sslpipe.plan import Pretraining
 from sslpipe.planning.memory import Room, check_memory
 from sslpipe.planning.watch import watch_text
 from sslpipe.recipe.pretrain import Recipe

@@ -18,6 +18,7 @@ from sslpipe.recipe.pretrain import Recipe
 
 MOST_READ = 10**7  # labels that are read to suggest settings
 MOST_HOLDOUT = "data.holdout=2000"
+MOST_HELD_OUT = 0.25  # of a split; of more a warning says that fewer are enough
 MOST_BANK = 2000  # samples that an evaluation embeds beside the held-out ones
 CLASS = "class"  # data.holdout_by: whole classes, where no column has this name
 
@@ -28,8 +29,10 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
     without = untrained_ids(recipe, split)
     left = len(split) - len(without)
     if 0 < left < recipe.data.batch_size:
-        is_unwatched = not len(holdout_ids(recipe, split)) and recipe.run.monitor_steps
-        settings = suggested_holdout(recipe, split)[0] if is_unwatched else ""
+        held = len(holdout_ids(recipe, split))
+        is_unwatched = not held and recipe.run.monitor_steps
+        holds_much = held > MOST_HELD_OUT * len(split)  # fewer held out leave a larger batch
+        settings = suggested_holdout(recipe, split)[0] if is_unwatched or holds_much else ""
         raise RecipeError(
             f"data.batch_size = {recipe.data.batch_size} is more than the {left} samples to train "
             f"on; set {fitting(settings, recipe, split)}"

@@ -453,3 +453,19 @@ def test_columns_whose_groups_straddle_splits_are_named(recipe_of, tmp_path):
     assert "1 of 2 values of patient in test are in train, too" in warning
     assert "place" not in warning
     assert "age" not in warning
+
+
+@pytest.mark.parametrize("batch_size", [32, 64, 128])
+def test_a_batch_beyond_what_a_large_holdout_leaves_is_answered_by_a_smaller_one(
+    recipe_of, tmp_path, batch_size
+):
+    """The advice is followed, fits, and trains on most images."""
+    index = load_index(write_dataset(tmp_path / "data"))
+    given = ["data.holdout=100", f"data.batch_size={batch_size}"]
+    with pytest.raises(UserError, match="more than the") as caught:
+        Pretraining.make(recipe_of(*given), index)
+    advice = str(caught.value).rpartition("; set ")[2].split()
+    plan = Pretraining.make(recipe_of(*given, *advice), index)
+    assert len(plan.watched) <= len(plan.split) / 4
+    if batch_size == 64:
+        assert not any("batch_size" in word for word in advice)
