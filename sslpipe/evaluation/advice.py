@@ -10,7 +10,6 @@ from sslpipe.evaluation.verdict import (
     KNN,
     RECALL,
     clear_comparisons,
-    comparisons,
     held_back,
     unfinished,
 )
@@ -85,8 +84,7 @@ def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
             tested=best["count"],
             because=held_back(best),
         )
-    others = [other["name"] for other in evaluation["facts"].get("against", ())]
-    compared = evaluation.get("comparisons") or comparisons(evaluation["rows"], without=others)
+    compared = evaluation.get("comparisons", ())
     if not compared:
         return None
     # kNN as the features are, or what there is
@@ -162,8 +160,7 @@ def _next(evaluation: Mapping[str, Any], found: Alternative) -> str:
 
 def _better_baseline(evaluation: Mapping[str, Any]) -> str:
     """Name a baseline that is clearly better by kNN, as the features are; '' for none."""
-    others = [other["name"] for other in evaluation["facts"].get("against", ())]
-    compared = evaluation.get("comparisons") or comparisons(evaluation["rows"], without=others)
+    compared = evaluation.get("comparisons", ())
     ahead = (c for c in compared if c["interval95"][1] < 0 and not c["whitened"])
     return next((BASELINES[c["baseline"]] for c in ahead if c["column"] == KNN), "")
 

@@ -5,8 +5,8 @@ Test images that answer one by one: `paired_top1`. Those of a class stand or fal
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from sslpipe.evaluation.intervals import Z95, Floats, Hits, Integers, Interval, jackknife
 
@@ -89,23 +89,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         least = max(least, min(1.0, (len(p_values) - rank) * p_values[place]))
         adjusted[place] = least
     return adjusted
-
-
-def unpaired_difference95(
-    one: Mapping[str, Any], other: Mapping[str, Any]
-) -> tuple[float, Interval]:
-    """Compare two rows of eval.json by their intervals, as if of different samples.
-
-    Source:
-        Newcombe 1998, Statistics in Medicine 17:873, method 10.
-    """
-    p = one["value"]
-    low, high = one["interval95"]
-    q = other["value"]
-    other_low, other_high = other["interval95"]
-    down = math.hypot(p - low, other_high - q)
-    up = math.hypot(high - p, q - other_low)
-    return p - q, (p - q - down, p - q + up)
 
 
 def _within(centre: float, half: float) -> Interval:

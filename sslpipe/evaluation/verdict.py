@@ -26,7 +26,6 @@ from sslpipe.evaluation.difference import (
     holm,
     paired_means,
     paired_top1,
-    unpaired_difference95,
 )
 from sslpipe.evaluation.label_free import concentration_text
 from sslpipe.evaluation.result import Result
@@ -169,15 +168,12 @@ def unfinished(facts: Tree, steps: Any = None) -> str:
     return f"Evaluated at step {step:,} of {steps:,}, unfinished: the train command resumes it."
 
 
-def comparisons(
-    rows: Sequence[Tree], hits: Hits | None = None, *, without: Collection[str] = ()
-) -> list[Tree]:
+def comparisons(rows: Sequence[Tree], hits: Hits, *, without: Collection[str] = ()) -> list[Tree]:
     """Compare all features with each baseline by kNN, linear probe and flattened kNN.
 
-    `rows` are those of eval.json; `hits` says which samples were right, where known: the interval
-    is then a paired one. Features `without` are those of other networks.
+    `rows` are those of eval.json; `hits` says which samples were right. Features `without` are
+    those of other networks.
     """
-    hits = hits or {}
     cells = {
         (row["features"], row["whitened"], row["column"]): row for row in rows if row["column"]
     }
@@ -187,26 +183,18 @@ def comparisons(
             ours, theirs = ((name, whitened, column) for name in (features, baseline))
             if ours not in cells or theirs not in cells:
                 continue
-            paired = ours in hits and theirs in hits
-            p = None
-            if paired:
-                difference, interval, p, *_ = paired_top1(hits[ours], hits[theirs])
-            else:
-                difference, interval = unpaired_difference95(cells[ours], cells[theirs])
+            difference, interval, p, *_ = paired_top1(hits[ours], hits[theirs])
             row = {"features": features, "baseline": baseline, "column": column}
             row |= {"whitened": whitened, "value": cells[ours]["value"]}
             row |= {"baseline_value": cells[theirs]["value"], "difference": difference}
-            row |= {"interval95": list(interval), "p": p, "paired": paired}
+            row |= {"interval95": list(interval), "p": p}
             power = {"power": cells[ours]["power"]} if "power" in cells[ours] else {}
             compared.append(row | power)
     return compared
 
 
 def verdict(evaluation: Tree) -> str:
-    """Judge in a sentence each other network, then the baselines.
-
-    The `comparisons` of an eval.json are used where it has them.
-    """
+    """Judge in a sentence each other network, then the baselines."""
     said = [*against_sentences(evaluation), *evaluation.get("not_compared", ())]
     starts = {each["against"] for each in evaluation.get("against", ()) if each["start"]}
     if starts and evaluation.get("start_uniformity") is not None:
@@ -313,8 +301,7 @@ def leakage_sentence(leakage: dict[str, Any]) -> str:
 def _baseline_sentences(evaluation: Tree) -> list[str]:
     if not any(row["column"] in (KNN, LINEAR, RECALL) for row in evaluation["rows"]):
         return ["No accuracy was measured, so nothing is known about how good the features are."]
-    others = [other["name"] for other in evaluation.get("facts", {}).get("against", ())]
-    compared = evaluation.get("comparisons") or comparisons(evaluation["rows"], without=others)
+    compared = evaluation.get("comparisons", ())
     names = list(dict.fromkeys(c["features"] for c in compared))
     sentences = [_sentence(compared, name, len(names) > 1) for name in names]
     if not any(c["baseline"] == "random" for c in compared):

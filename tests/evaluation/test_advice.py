@@ -4,7 +4,7 @@ import pytest
 
 from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.verdict import verdict
-from tests.evaluation.test_verdict import compared
+from tests.evaluation.test_verdict import beside_baselines, compared
 
 
 def row(features, value, **changed):
@@ -16,10 +16,10 @@ def row(features, value, **changed):
     return base | changed
 
 
-def evaluation(*rows, against=(), **facts):
+def evaluation(*rows, against=(), **facts):  # intervals of 2 points are of 2,400 images
     return {
         "facts": facts, "columns": ["kNN"], "rows": list(rows), "left_out": [],
-        "against": list(against),
+        "against": list(against), "comparisons": beside_baselines(rows, total=2400),
     }  # fmt: skip
 
 
