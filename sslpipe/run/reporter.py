@@ -158,7 +158,7 @@ class RunLog(Reporter):
         self._progress.update(self._task, status=self._status())
         # there is no bar in a log file; where an evaluation follows, the line comes after it
         if not self.console.is_terminal and not is_due(step, self._evaluated_every, self._steps):
-            self._say_line(step)
+            self._say_line(step, "")
 
     def evals(self, step: int, values: Mapping[str, float]) -> None:
         """Write what an evaluation measured; nothing where it measured nothing."""
@@ -168,7 +168,7 @@ class RunLog(Reporter):
         if self._logged_step != step:  # the loss is of an earlier one
             self._loss = ""
         self._progress.update(self._task, status=self._status())
-        self._say_line(step)
+        self._say_line(step, self._score)
 
     def _read_score(self, values: Mapping[str, float | None]) -> None:
         """Take in what an evaluation is compared by, and how it differs from the one before."""
@@ -181,15 +181,16 @@ class RunLog(Reporter):
             self._last_score = score
 
     def _status(self) -> str:
-        """Return loss, held-out score and speed, as far as they are known."""
+        """Return loss, the last held-out score and speed, as far as they are known."""
         return "  ".join(filter(None, (self._loss, self._score, self._speed)))
 
-    def _say_line(self, step: int) -> None:
-        """Print the line of a step: how far, how well, how fast, how long still."""
-        line = f"step {step}/{self._steps}  {self._status()}"
+    def _say_line(self, step: int, score: str) -> None:
+        """Print the line of a step: how far, how well there, how fast, how long still."""
+        known = "  ".join(filter(None, (self._loss, score, self._speed)))
+        line = f"step {step}/{self._steps}  {known}"
         steps_per_s = self._progress.tasks[0].speed  # the first one warms up
-        known = step - self._timed_from > LEAST_TIMED and self._cheaper_steps <= step < self._steps
-        if known and steps_per_s:
+        timed = step - self._timed_from > LEAST_TIMED and self._cheaper_steps <= step < self._steps
+        if timed and steps_per_s:
             line += f"  {clock((self._steps - step) / steps_per_s)} left"
         self.say(line)
 
