@@ -93,6 +93,8 @@ def _checked_value(name: str, value: Any, known: tuple[Any, TypeAdapter[Any]]) -
     wanted = [each for each in get_args(hint) if each is not NoneType]
     if value is not None and len(wanted) == 1 and _is_list(wanted[0]):
         hint = wanted[0]  # a list, or None
+    if _is_list(hint) and getattr(value, "ndim", None) == 1:  # of numpy or torch
+        value = value.tolist()
     # pydantic takes True for 1, and "5" for 5: here a slip, in a list, too
     if not _is_list(hint):
         _check_kind(name, value, hint)

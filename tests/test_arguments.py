@@ -84,6 +84,16 @@ def test_a_missing_argument_is_named():
         sslpipe.knn(ROWS, LABELS)
 
 
+@pytest.mark.parametrize("make", [np.array, torch.tensor, tuple])
+def test_arrays_of_one_dimension_are_lists(make):
+    found = sslpipe.retrieval(ROWS, LABELS, k=make([1, 3]))
+    assert {"Recall@1", "Recall@3"} <= {*found}
+    with pytest.raises(UserError, match="k"):
+        sslpipe.retrieval(ROWS, LABELS, k=make([0.5, 1.5]))
+    with pytest.raises(UserError, match="k"):
+        sslpipe.retrieval(ROWS, LABELS, k=np.array([[1, 3]]))
+
+
 def test_numbers_of_numpy_are_numbers_and_what_is_given_arrives():
     @checked
     def given(

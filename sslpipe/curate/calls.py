@@ -156,7 +156,9 @@ def _scan_images(
         for number in range(len(images)):
             try:
                 pixels = pixels_of(number)
-            except BadSample as error:
+            except (BadSample, DataError) as error:
+                if not isinstance(error, BadSample) and not isinstance(error.__cause__, OSError):
+                    raise  # it is no image, nor the place of one
                 on_bad(Quarantined(number, "", f"images[{number}]", str(error)))
             else:
                 readable.append(number)

@@ -86,7 +86,7 @@ def neighbour_distances(rows: Embeddings, neighbours: int) -> NDArray[np.float64
     """Compute each row's mean distance, 1 - cosine, to its nearest other rows, (N,)."""
     if neighbours >= len(rows.ids):
         raise DataError(
-            f"--k {neighbours}: each of the {len(rows.ids)} rows has {len(rows.ids) - 1} "
+            f"k = {neighbours}: each of the {len(rows.ids)} rows has {len(rows.ids) - 1} "
             "others; ask for fewer neighbours, or embed more samples"
         )
     x = rows.features

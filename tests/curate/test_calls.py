@@ -89,9 +89,12 @@ def test_duplicates_of_images_in_memory_and_of_their_data_set_are_the_same(tmp_p
         Image.fromarray(picture).save(files[-1])
     files.append(tmp_path / "4.jpg")
     (tmp_path / "dead.png").write_bytes(b"no image")
-    given = [*files[:6], tmp_path / "dead.png", *files[6:]]
-    with pytest.warns(UserWarning, match=r"images\[6\]"):
+    given = [*files[:6], tmp_path / "dead.png", *files[6:], tmp_path / "gone.png"]
+    with pytest.warns(UserWarning, match="images") as warned:
         found = sslpipe.find_duplicates(given)
+    assert [each.message.args[0].split("'")[1] for each in warned] == ["images[6]", "images[15]"]
+    with pytest.raises(UserError, match="int"):
+        sslpipe.find_duplicates([files[0], 7])
     places = {str(path): place for place, path in enumerate(given)}
     groups = {}
     for row in found.table():
