@@ -88,7 +88,7 @@ gpu: $(GPU_READY)  ## the GPU pass, under 20 minutes: tests, then measurements, 
 gpu-wheels:  ## for a machine with torch and no registry: 68 MB of wheels in out/gpu-wheels
 	rm -rf out/gpu-wheels
 	$(PYTHON) -m pip download --quiet $(WHEELS) pydantic typer rich fsspec filelock lazy-loader pytest pytest-timeout
-	$(PYTHON) -m pip download --quiet --no-deps $(WHEELS) kornia kornia_rs webdataset braceexpand simplejpeg pyarrow
+	$(PYTHON) -m pip download --quiet --no-deps $(WHEELS) kornia kornia_rs webdataset braceexpand simplejpeg pyarrow lightly lightning-utilities
 
 .PHONY: out/gpu-site
 out/gpu-site:

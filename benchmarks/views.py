@@ -102,14 +102,14 @@ def ours(case: Case, device: str, *, compile: bool = False, **settings: Any) -> 
     return call
 
 
-def kornia(case: Case, device: str, *, cropping: str) -> Call:
+def kornia_augment(case: Case, *, cropping: str) -> Any:
     import kornia.augmentation as K
 
     colours = [K.ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8), K.RandomGrayscale(p=0.2)]
     if case.channels != 3:
         colours = [K.RandomBrightness((0.2, 1.8), p=0.8), K.RandomContrast((0.2, 1.8), p=0.8)]
     mean, std = (MEAN, STD) if case.channels == 3 else ((0.5,) * case.channels,) * 2
-    augment = K.AugmentationSequential(
+    return K.AugmentationSequential(
         K.RandomResizedCrop((case.crop_px,) * 2, scale=(0.08, 1.0), cropping_mode=cropping),
         K.RandomHorizontalFlip(),
         *colours,
@@ -117,6 +117,10 @@ def kornia(case: Case, device: str, *, cropping: str) -> Call:
         K.Normalize(torch.tensor(mean), torch.tensor(std)),
         data_keys=["input"],
     )
+
+
+def kornia(case: Case, device: str, *, cropping: str) -> Call:
+    augment = kornia_augment(case, cropping=cropping)
     images = case.images().to(device)
 
     def call() -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ from sslpipe.evaluation.few_shot import few_rows
 from tests.helpers.dataset import write_dataset
 
 # parts that a CPU cannot try
-CUDA_ONLY = {"waits", "compiled", "graphs", "several_gpus"}
+CUDA_ONLY = {"waits", "several_gpus", *(name for name in PARTS if name.endswith("_variants"))}
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,11 @@ def gradient(loss_fn: Callable[[Tensor, Tensor], Tensor], z: Tensor) -> Tensor:
 
 
 def nt_xent(bench: Bench) -> Figures:
-    """Loss and gradient in 128 dimensions, to 2N = 131,072; checked in float64 at 2N = 2,048."""
+    """Loss and gradient in 128 dimensions, to 2N = 131,072; checked in float64 at 2N = 2,048.
+
+    Beside the largest its bare products, by the same sizes of tiles: two units of (2N)^2 D
+    multiply-adds of the symmetric algorithm, in bf16 and in float32 with TF32.
+    """
     torch.manual_seed(0)
     z = torch.randn(2, bench.size(1024, 16), 128)
     error = relative(gradient(OURS, z.to(bench.device)), gradient(textbook, z.double()))
@@ -43,7 +47,32 @@ def nt_xent(bench: Bench) -> Figures:
         time_s = bench.seconds(lambda z=z: gradient(OURS, z), rounds=3)  # type: ignore[misc]
         figures[f"2N = {2 * images:,}: ms"] = 1e3 * time_s
         figures |= {f"2N = {2 * images:,}: {key}": v for key, v in bench.peak_gib().items()}
+    rows = 2 * images
+    for what, dtype in {"bf16": torch.bfloat16, "TF32": torch.float32}.items():
+        products_s = products_seconds(bench, rows, 128, dtype)
+        figures[f"2N = {rows:,}: bare products, {what}: ms"] = 1e3 * products_s
+        figures[f"2N = {rows:,}: of the bare products' rate, {what} %"] = 100 * products_s / time_s
     return figures
+
+
+def products_seconds(bench: Bench, rows: int, width: int, dtype: torch.dtype) -> float:
+    """Seconds of two products of (rows)^2 x width multiply-adds, in tiles of 8,192 rows."""
+    z = torch.randn(rows, width, device=bench.device, dtype=dtype)
+    tile = min(rows, 8192)
+    out = torch.empty(tile, rows, device=bench.device, dtype=dtype)
+    gradient = torch.empty(tile, width, device=bench.device, dtype=dtype)
+
+    def products() -> None:
+        for part in z.split(tile):
+            torch.mm(part, z.T, out=out)
+            torch.mm(out, z, out=gradient)
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        return bench.seconds(products, rounds=3)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def knn(bench: Bench) -> Figures:
@@ -63,6 +92,9 @@ def knn(bench: Bench) -> Figures:
                 raise
             rows //= 2
     figures |= {"rows": rows, "dimensions": width, "queries/s": count / time_s}
+    bank = torch.empty(rows // 2, width, device=bench.device)  # read and written: its bytes once
+    copy_s = bench.seconds(lambda: bank.copy_(bank.clone()), rounds=3) / 2
+    figures |= {"a copy of half of the rows: ms": 1e3 * copy_s, "search: ms": 1e3 * time_s}
     return figures | bench.peak_gib()
 
 

@@ -3,6 +3,7 @@
 import os
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,6 +33,7 @@ from sslpipe.sharding.writer import Layout
 MOBILE = "tf_efficientnet_lite0"
 RECIPES = Path(__file__).parents[2] / "recipes"
 NO_SAVES = ("run.save_steps=1000000", "data.holdout=0", "run.monitor_steps=0")
+VARIANTS = ("run.compile=default", "run.compile=reduce-overhead", "optim.precision=fp16")
 # what a CPU trains in a second; it takes the place of sizes, and no other setting
 TINY = (
     *("data.batch_size=8", "data.num_streams=4", "data.shuffle_window=4", "data.canvas_px=32"),
@@ -48,35 +50,87 @@ def _overrides(bench: Bench, *full: str) -> tuple[str, ...]:
     return bench.size((*full, f"run.num_workers={os.cpu_count()}"), TINY)
 
 
+@dataclass(frozen=True)
+class Training:
+    """A recipe on a data set, with the steps of a log line."""
+
+    recipe: str
+    data: Path
+    overrides: tuple[str, ...]
+    log_steps: int
+    init: FrozenBackbone | None = None
+
+
 def resnet50(bench: Bench) -> Figures:
     """imagenet1k.toml: ResNet-50, 256 photographs of 500 x 375 a step to 224 px, LARS, bf16."""
-    data, overrides = _data(bench, (500, 375), 4096), _overrides(bench)
-    log_steps = bench.size(25, 1)
-    figures = end_to_end(bench, "imagenet1k", data, overrides, log_steps=log_steps)
-    repeatable = (*overrides, "run.deterministic=true")
-    again = trained(bench, "imagenet1k", data, repeatable, log_steps=log_steps)
-    return figures | {"run.deterministic: images/s": again[1]["images/s"]}
+    training = resnet50_training(bench)
+    again = trained(bench, training, "run.deterministic=true")
+    return end_to_end(bench, training) | {"run.deterministic: images/s": again[1]["images/s"]}
 
 
 def resnet18(bench: Bench) -> Figures:
     """cifar10.toml: ResNet-18, 512 images of 32 px a step, SGD, bf16."""
-    data, log_steps = _data(bench, (32, 32), 8192), bench.size(100, 1)
-    overrides = _overrides(bench, "run.cache='device'")
-    return end_to_end(bench, "cifar10", data, overrides, log_steps=log_steps)
+    return end_to_end(bench, resnet18_training(bench))
 
 
 def vit(bench: Bench) -> Figures:
     """ViT-S/16 on photographs of 500 x 375 to 224 px, AdamW, bf16."""
-    data = _data(bench, (500, 375), 4096)
-    name = bench.size("vit_small_patch16_224", "test_vit")  # timm's smallest
-    adamw = "optim={kind='adamw', peak_lr=1e-4, precision='bf16'}"
-    overrides = (adamw, *_overrides(bench), f"backbone.kind='timm/{name}'")
-    return end_to_end(bench, "imagenet1k", data, overrides, log_steps=bench.size(25, 1))
+    return end_to_end(bench, vit_training(bench))
 
 
 def mobile(bench: Bench) -> Figures:
     """adapt_mobile.toml: EfficientNet-Lite0, 128 images a step to 64 px, bf16."""
-    data, log_steps = _data(bench, (128, 128), 2048), bench.size(25, 1)
+    return trained(bench, mobile_training(bench))[1]
+
+
+def resnet50_variants(bench: Bench) -> Figures:
+    """The run of `resnet50` by torch.compile, both ways, and in fp16."""
+    return variants(bench, resnet50_training(bench))
+
+
+def resnet18_variants(bench: Bench) -> Figures:
+    """The run of `resnet18` by torch.compile, both ways, and in fp16."""
+    return variants(bench, resnet18_training(bench))
+
+
+def vit_variants(bench: Bench) -> Figures:
+    """The run of `vit` by torch.compile, both ways, and in fp16."""
+    return variants(bench, vit_training(bench))
+
+
+def mobile_variants(bench: Bench) -> Figures:
+    """The run of `mobile` by torch.compile, both ways, and in fp16."""
+    return variants(bench, mobile_training(bench))
+
+
+def variants(bench: Bench, training: Training) -> Figures:
+    """Speed and memory with each of VARIANTS; the compiler's time is in the lines not counted."""
+    bench.needs_cuda()  # tests on a CPU would wait for the compiler
+    figures: Figures = {}
+    for setting in VARIANTS:
+        found = trained(bench, training, setting)[1]
+        figures |= {f"{setting}: {what}": value for what, value in found.items()}
+    return figures
+
+
+def resnet50_training(bench: Bench) -> Training:
+    data = _data(bench, (500, 375), 4096)
+    return Training("imagenet1k", data, _overrides(bench), bench.size(25, 1))
+
+
+def resnet18_training(bench: Bench) -> Training:
+    data, overrides = _data(bench, (32, 32), 8192), _overrides(bench, "run.cache='device'")
+    return Training("cifar10", data, overrides, bench.size(100, 1))
+
+
+def vit_training(bench: Bench) -> Training:
+    name = bench.size("vit_small_patch16_224", "test_vit")  # timm's smallest
+    adamw = "optim={kind='adamw', peak_lr=1e-4, precision='bf16'}"
+    overrides = (adamw, *_overrides(bench), f"backbone.kind='timm/{name}'")
+    return Training("imagenet1k", _data(bench, (500, 375), 4096), overrides, bench.size(25, 1))
+
+
+def mobile_training(bench: Bench) -> Training:
     overrides = _overrides(bench, "run.cache='device'", "optim.precision='bf16'")
     with TemporaryDirectory() as folder:  # of random weights, which are as fast as others
         file = Path(folder) / "weights.pth"
@@ -84,22 +138,8 @@ def mobile(bench: Bench) -> Figures:
         init = open_init(read_recipe("adapt_mobile", []), f"timm/{MOBILE}@{file}")
     own = [text for text in overrides if not text.startswith(("backbone", "optim.warmup"))]
     own += ["data.holdout_from='labelled'", "run.keep='last'"]
-    return trained(bench, "adapt_mobile", data, own, log_steps=log_steps, init=init)[1]
-
-
-def graphs(bench: Bench) -> Figures:
-    """The run of `resnet18`, its model's passes replayed as CUDA graphs by torch.compile."""
-    bench.needs_cuda()  # tests on a CPU would wait for the compiler
-    data, log_steps = _data(bench, (32, 32), 8192), bench.size(100, 1)
-    own = "run.cache='device'", "run.compile=reduce-overhead"
-    return trained(bench, "cifar10", data, _overrides(bench, *own), log_steps=log_steps)[1]
-
-
-def compiled(bench: Bench) -> Figures:
-    """The run of `resnet50`, its model by torch.compile; the compiler's time is not counted."""
-    bench.needs_cuda()  # tests on a CPU would wait for the compiler
-    data, overrides = _data(bench, (500, 375), 4096), (*_overrides(bench), "run.compile=default")
-    return trained(bench, "imagenet1k", data, overrides, log_steps=bench.size(25, 1))[1]
+    data = _data(bench, (128, 128), 2048)
+    return Training("adapt_mobile", data, tuple(own), bench.size(25, 1), init)
 
 
 def waits(bench: Bench) -> Figures:
@@ -156,25 +196,23 @@ def run_training(
             train(recipe, load_index(data), Path(folder), init=init)
             return read_metrics(Path(folder))
     finally:
-        GradientState._reset_state()
-        AcceleratorState._reset_state(reset_partial_state=True)
+        free_accelerator()
 
 
-def trained(
-    bench: Bench,
-    name: str,
-    data: Path,
-    overrides: Sequence[str],
-    *,
-    log_steps: int,
-    init: FrozenBackbone | None = None,
-) -> tuple[Recipe, Figures]:
+def free_accelerator() -> None:
+    """Let the next run of this process choose its device and precision."""
+    GradientState._reset_state()
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def trained(bench: Bench, training: Training, *settings: str) -> tuple[Recipe, Figures]:
     """A recipe from shards to weights, three log lines long; the last two are what is measured."""
     bench.forget_memory()
+    log_steps = training.log_steps
     cadence = (f"steps={3 * log_steps}", f"run.log_steps={log_steps}")
-    own = (*NO_SAVES, f"run.device={bench.device.type}", *cadence)
-    recipe = read_recipe(name, [*overrides, *own])
-    lines = run_training(recipe, data, init)
+    own = (*NO_SAVES, f"run.device={bench.device.type}", *cadence, *settings)
+    recipe = read_recipe(training.recipe, [*training.overrides, *own])
+    lines = run_training(recipe, training.data, training.init)
     return recipe, {
         "images/s": statistics.mean(line["images_per_s"] for line in lines[-2:]),
         **({"MFU %": lines[-1]["mfu_percent"]} if "mfu_percent" in lines[-1] else {}),
@@ -183,11 +221,9 @@ def trained(
     }
 
 
-def end_to_end(
-    bench: Bench, name: str, data: Path, overrides: Sequence[str], *, log_steps: int
-) -> Figures:
+def end_to_end(bench: Bench, training: Training) -> Figures:
     """The same, and beside it the bare encoder."""
-    recipe, figures = trained(bench, name, data, overrides, log_steps=log_steps)
+    recipe, figures = trained(bench, training)
     alone = bare_encoder(bench, recipe, recipe.optim.precision)
     figures |= {f"bare encoder: {key}": value for key, value in alone.items()}
     speed, bare_speed = figures["images/s"], alone["images/s"]
