@@ -68,7 +68,7 @@ def test_lone_rows_and_a_small_group_of_equals_are_found():
 
 def test_equal_pictures_are_no_outliers_and_more_neighbours_than_rows_are_refused():
     assert far_from_all(embeddings(np.ones((50, 4)))) == []
-    with pytest.raises(DataError, match="--k 10: each of the 5 rows has 4 others"):
+    with pytest.raises(DataError, match="k = 10: each of the 5 rows has 4 others"):
         far_from_all(embeddings(np.eye(5)))
 
 

@@ -89,8 +89,9 @@ def search(
     from sslpipe.search.images import ImageSearch
 
     whole_data = places if len(places) == len(files) else places * len(files)
-    opened = zip(files, whole_data, strict=True) if places else files
-    search = ImageSearch(*opened, flatten=flatten)
+    search = ImageSearch(
+        *(zip(files, whole_data, strict=True) if places else files), flatten=flatten
+    )
     undo = "; --no-flatten: as they are" * (search.flattening is not None)
     say(f"features {search.form}{undo}")
     if model is None:
