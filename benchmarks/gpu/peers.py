@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchvision.io import decode_jpeg, read_file
 
 from benchmarks.common import absent
 from benchmarks.gpu.common import Bench, Figures
@@ -31,8 +31,8 @@ Batches = DataLoader[Any]
 def peers(bench: Bench) -> Figures:
     """ResNet-50, 256 JPEGs of 500 x 375 a step to 224 px, SGD, bf16: ours, kornia's, lightly's.
 
-    kornia's: uint8 images by torchvision's decoder in as many workers as there are cores, its views
-    on the device, the textbook's loss. lightly's: its transform in as many workers, and its loss,
+    kornia's: uint8 images by Pillow in as many workers as there are cores, its views on the
+    device, the textbook's loss. lightly's: its transform in as many workers, and its loss,
     as its own example of SimCLR does. Both have our network and projector.
     """
     training = resnet50_training(bench)
@@ -74,7 +74,8 @@ class Pixels(Dataset[Tensor]):
         return len(self.paths)
 
     def __getitem__(self, number: int) -> Tensor:
-        return decode_jpeg(read_file(str(self.paths[number])))
+        with Image.open(self.paths[number]) as image:
+            return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 class Transformed(Dataset[list[Tensor]]):
