@@ -21,10 +21,17 @@ from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.exports import trained
 from tests.helpers.runs import ROOT, final_weights, python, write_recipe
 
-SATELLITES = (  # names that folders bring
-    *("Gallery", "ImageSearch", "browse", "choose", "cluster", "find_duplicates"),
-    *("find_outliers", "mutual_neighbours", "rank_features", "select_to_label"),
-)
+BROUGHT = {  # folder -> names that it brings; without it this test is not run
+    "curate": (
+        "cluster",
+        "find_duplicates",
+        "find_outliers",
+        "mutual_neighbours",
+        "select_to_label",
+    ),
+    "search": ("Gallery", "ImageSearch", "browse", "choose", "rank_features"),
+}
+SATELLITES = [name for names in BROUGHT.values() for name in names]
 
 
 def test_the_packages_names_are_imported_at_their_first_use():
