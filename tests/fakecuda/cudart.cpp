@@ -1,4 +1,5 @@
 // The CUDA runtime: memory is lazily zeroed host memory, kernels do nothing, all is logged.
+#include <atomic>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -189,10 +190,17 @@ static size_t used_bytes = 0;
 static size_t total_bytes() { return setting("FAKE_GIB", 80) << 30; }
 static const size_t CONTEXT_BYTES = (size_t)600 << 20;
 static thread_local int device = 0;
-GIVES(cudaGetDeviceCount, (int* n), *n = (int)setting("FAKE_DEVICES", 1))
+// NCCL's watchdog asks while Python changes the environment, where getenv may find nothing: what was
+// found once stays
+static int device_count() {
+  static std::atomic<size_t> known{0};
+  if (!known) known = setting("FAKE_DEVICES", 0);
+  return known ? (int)known : 1;
+}
+GIVES(cudaGetDeviceCount, (int* n), *n = device_count())
 GIVES(cudaGetDevice, (int* d), *d = device)
 API cudaError_t cudaSetDevice(int d) {
-  if (d < 0 || d >= (int)setting("FAKE_DEVICES", 1)) return cudaErrorInvalidDevice;
+  if (d < 0 || d >= device_count()) return cudaErrorInvalidDevice;
   device = d;
   OK;
 }

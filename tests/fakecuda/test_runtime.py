@@ -1,5 +1,6 @@
 """The fake runtime: it counts what torch's CUDA code asks of a device."""
 
+import os
 from copy import deepcopy
 
 import torch
@@ -108,3 +109,16 @@ def test_collectives_move_numbers_between_ranks():
         assert part.tolist() == [2.0 * (rank + 1)] * 3
         assert box == "of rank 0"
         assert names == ["ncclAllReduce", "ncclAllReduce", "ncclAllGather", "ncclReduceScatter"]
+
+
+def _device_after_its_setting_is_gone():
+    import torch
+
+    count = torch.cuda.device_count()
+    del os.environ["FAKE_DEVICES"]  # as a thread sees it while another changes the environment
+    torch.cuda.set_device(count - 1)
+    return torch.cuda.current_device()
+
+
+def test_a_device_stays_where_the_environment_is_being_changed():
+    assert run_on_cuda(_device_after_its_setting_is_gone, env={"FAKE_DEVICES": "2"}) == [1]
