@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from sslpipe.evaluation.vectors import Vectors, open_features
 from sslpipe.evaluation.whiten import FLOOR, fit_whitening
 from sslpipe.export.model import decode_image
 from sslpipe.portable import keep_freed_memory
+from sslpipe.sharding.build import silent
 from sslpipe.sharding.in_memory import Rows, are_rows, encoded_image
 
 TRIES = 4  # of k-means, for clusters that are looked at
@@ -92,7 +92,7 @@ def find_duplicates(
         UserError: There is no such data set or split, or the column cannot be written.
     """
     check_count(num_workers, "num_workers", least=0)
-    bar: Progress = progress or (lambda title, total: nullcontext(lambda count: None))
+    bar = progress or silent
 
     def warn(bad: Quarantined) -> None:
         warnings.warn(f"skipped: {bad.key!r}: {bad.reason}", stacklevel=2)
@@ -278,7 +278,7 @@ def find_outliers(
         if not isinstance(view, dict) or not isinstance(view.get("resize_px"), int):
             raise DataError("the features do not say what their view resizes to; give tiny_px")
         tiny_px = view["resize_px"] / 2
-    bar: Progress = progress or (lambda title, total: nullcontext(lambda count: None))
+    bar = progress or silent
     with bar("read", len(split)) as advance:
         bad = outliers.bad_pictures(
             split, tiny_px=tiny_px, num_workers=num_workers, progress=advance

@@ -5,7 +5,6 @@ are the candidates, and `compare` scores each pair once: one picture from LEAST_
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from sslpipe.curate.scan import Samples
 from sslpipe.curate.thumbnails import pictures, whole, whole_and_crops
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
+from sslpipe.sharding.build import silent
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -63,7 +63,7 @@ def find_duplicates(samples: Samples, *, progress: Progress | None = None) -> Fo
         samples: As scanned.
         progress: Makes the progress bars of samples searched for and of pairs compared.
     """
-    bar: Progress = progress or (lambda title, total: nullcontext(lambda count: None))
+    bar = progress or silent
     exact = exact_duplicates(samples)
     distinct = np.ones(len(samples), bool)
     distinct[exact.second] = False  # one of equal pixels is enough
