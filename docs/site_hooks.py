@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 OUTSIDE = {  # page of the site -> file of the repository
     "index.md": "README.md",
     "launch.md": "launch/README.md",
+    "performance.md": "benchmarks/README.md",
     "slurm.md": "slurm/README.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",

@@ -19,6 +19,7 @@ from tests.helpers.dataset import picture
 from tests.helpers.runs import ROOT, python, resolved, write_recipe
 
 OUTSIDE = ("README", "CONTRIBUTING", "SECURITY", "launch/README", "slurm/README", "tests/faults")
+OUTSIDE += ("benchmarks/README",)
 PAGES = [
     *(ROOT / f"{name}.md" for name in OUTSIDE),
     *sorted((ROOT / "docs").glob("*.md")),
@@ -314,7 +315,7 @@ def test_the_demos_numbers_are_those_that_it_ended_with():
 
 
 def test_the_tables_of_performance_are_those_that_were_measured():
-    text = TEXTS["docs/performance.md"]
+    text = TEXTS["benchmarks/README.md"]
     loss = {(r["rows"], r["contender"]): r for r in figures("nt_xent.json")}
     for rows in (128, 512, 2048, 8192, 16384):
         peer = loss[rows, "lightly"]["ms"]

@@ -5,7 +5,7 @@
 
 Each part has 2 minutes (`speedrun` and `labels` 7) and all of a call 17, which leaves 3 to the
 tests of `make gpu`: a part that takes longer is ended as an error, and one that has no time left is
-skipped; name it then. `speedrun` and `labels` need images: see docs/scaling.md. What
+skipped; name it then. `speedrun` and `labels` need images: see docs/gpu.md. What
 this machine cannot do is skipped with its reason. A part that fails, or whose numbers are off by
 more than is allowed, is one line; the others go on, and the exit status is 1. Parts of another
 machine, commit or version in the JSON are dropped, as one table would mix them. --tiny runs the
