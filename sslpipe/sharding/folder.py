@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sslpipe.data.decode import image_kind, other_kind
-from sslpipe.errors import DataError, shown
+from sslpipe.errors import DataError, counted, shown
 from sslpipe.sharding.report import group_kinds
 from sslpipe.sharding.sources import (
     HEIC_SUFFIXES,
@@ -261,13 +261,10 @@ def _check_filled(
 # --- which folders are classes
 
 
-def _classes(
-    root: Path, splits: Splits, own: Sequence[Path], folders: Sequence[Path]
-) -> list[str | None]:
+def _classes(root: Path, splits: Splits, own: Sequence[Path]) -> list[str | None]:
     """Return the class of each image of a split: the folder below the split's, or above it.
 
-    Raises: DataError for loose images beside classes, a class without an image, and classes both
-    above and below the splits.
+    Raises: DataError for loose images beside classes, and classes both above and below the splits.
     """
     parts = [file.relative_to(root).parts[:-1] for file in own]
     # a folder that all share and that says nothing is no class: val/images/*.jpg, train/train/CLASS
@@ -298,15 +295,6 @@ def _classes(
         raise DataError(
             f"{base} holds class folders and loose images ({loose[0]}{more}); "
             "move the images into a class, or give --no-labels to use all without labels"
-        )
-    places = {root.joinpath(*each[: first + 1]) for each in parts}
-    bases = {place.parent for place in places}
-    empty = [each for each in folders if each.parent in bases and each not in places]
-    if empty:
-        more = f" (and {len(empty) - 1:,} more)" if len(empty) > 1 else ""
-        raise DataError(
-            f"class folder {empty[0]}{more} has no images ({' '.join(sorted(SUFFIXES))}); fill "
-            "it, move it elsewhere, or give --no-labels"
         )
     return below
 
@@ -380,14 +368,14 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
             raise _no_images(root / split, options.suffixes)
         classes: list[str | None] = [None] * len(own)
         with faults.of():
-            classes = _classes(root, splits, own, folders) if options.labels else classes
+            classes = _classes(root, splits, own) if options.labels else classes
         rows[split] = list(zip(own, classes, strict=True))
     faults.check()
     by_split = from_rows(replace(options, split=None), root, rows)
     by_split = {split: replace(own, missing=missing[split]) for split, own in by_split.items()}
     first = by_split[chosen[0]]
     said = group_kinds((e.reason or e.absent, e.kind, _below(root, e.path)) for e in left_out)
-    doubts = [*first.doubts, *_unread(root, left_out), *_doubts(root, splits, rows)]
+    doubts = [*first.doubts, *_unread(root, left_out), *_doubts(root, splits, rows, folders)]
     return {**by_split, chosen[0]: replace(first, left_out=said, doubts=doubts)}
 
 
@@ -494,12 +482,23 @@ def _holds_image(path: Path) -> bool:
 
 
 def _doubts(
-    root: Path, splits: Splits, rows: Mapping[str, Sequence[tuple[Path, str | None]]]
+    root: Path,
+    splits: Splits,
+    rows: Mapping[str, Sequence[tuple[Path, str | None]]],
+    folders: Sequence[Path],
 ) -> list[str]:
     """Return what of the folders looks like a slip."""
     doubts = []
     classes = {row[1] for own in rows.values() for row in own if row[1] is not None}
     places = sorted({row[0].parent for own in rows.values() for row in own})
+    filled = {above for place in places for above in (place, *place.parents)}
+    beside = {place.parent for place in filled if place.name in classes}
+    empty = [each for each in folders if each.parent in beside and each not in filled]
+    if empty:
+        doubts.append(
+            f"{counted(len(empty), 'folder')} beside the classes without an image, such as "
+            f"{shown(_below(root, empty[0]))}"
+        )
     if len(classes) == 1 and len(places) > len(rows):
         (name,) = classes
         doubts.append(

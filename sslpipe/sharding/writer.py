@@ -105,7 +105,7 @@ def cut_splits(
         )
     if test_fraction:
         splits = cut_test(splits, test_fraction, layout.seed, split_by)
-        notes = _describe_cut(splits, split_by)
+        notes = [] if split_by is None else _describe_groups(splits, split_by)
     if unseen:
         splits = _cut_classes(splits, unseen, classes)
     for key in splits:
@@ -160,22 +160,12 @@ def cut_test(
     }
 
 
-def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str]:
-    """Describe each split in a line: its share of the samples, classes and groups of `by`."""
-    labels = next(iter(splits.values())).images.labels
-    classes = len(np.unique(labels[labels >= 0]))
+def _describe_groups(splits: Mapping[str, SplitImages], by: str) -> list[str]:
+    """Count the groups of `by` in each split, in a line; the report counts all else."""
     lines = []
     for name, split in splits.items():
-        of_split = labels[split.numbers]
-        line = (
-            f"split {name}: {counted(len(of_split), 'sample')} ({len(of_split) / len(labels):.1%})"
-        )
-        if classes:
-            line += f", {len(np.unique(of_split[of_split >= 0])):,} of {classes:,} classes"
-        if by is not None:
-            groups = find_groups(split.columns, by, "--split-by")[split.numbers]
-            line += f", {counted(len(np.unique(groups)), 'group')} of {by}"
-        lines.append(line)
+        groups = find_groups(split.columns, by, "--split-by")[split.numbers]
+        lines.append(f"split {name}: {counted(len(np.unique(groups)), 'group')} of {by}")
     return lines
 
 

@@ -110,7 +110,9 @@ def test_a_fraction_of_small_classes_is_met_and_said(tmp_path, capsys):
         grey(tmp_path / "photos" / f"c{number // 4}" / f"{number}.png", number)
     words = ["--root", tmp_path / "photos", "--test-fraction", "0.1"]
     assert run("build", tmp_path / "set", *words) == 0
-    assert "split test: 4 samples (10.0%), " in capsys.readouterr().out
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("split test")]
+    assert len(said) == 1  # each split is described once
+    assert report_of(tmp_path / "set").splits["test"].samples == 4
     message = error_of(capsys, "build", tmp_path / "none", *words[:3], "0.001")
     assert "leaves a split empty" in message
     assert "a fraction from 0.025" in message

@@ -191,6 +191,19 @@ def test_slips_in_names_of_classes_are_named(tmp_path, capsys):
     assert said in "\n".join(capsys.readouterr().out.replace("look at this: ", "").splitlines())
 
 
+@pytest.mark.promise(17)
+@pytest.mark.parametrize("splits", [("",), ("train/", "test/")])
+def test_a_folder_without_an_image_beside_the_classes_is_named(tmp_path, splits):
+    """It costs nothing that was there: what was copied into it before must not be missed."""
+    for split in splits:
+        photos(tmp_path, f"{split}cat/1.png", f"{split}dog/left/2.png")
+        (tmp_path / f"{split}cat/thumbnails").mkdir()  # inside a class: no class is missing
+    (tmp_path / splits[0] / "bee").mkdir()
+    assert {*found(tmp_path)[splits[0].strip("/") or "train"]} == {"cat", "dog"}
+    (doubt,) = next(iter(read(tmp_path).values())).doubts
+    assert f"'{splits[0]}bee'" in doubt
+
+
 # --- files
 
 
