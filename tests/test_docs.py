@@ -1,11 +1,13 @@
 """README and the pages: links lead somewhere, commands are the program's, Python runs."""
 
+import ast
 import contextlib
 import json
 import re
 import shlex
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import typer
@@ -222,6 +224,47 @@ def test_the_map_for_maintainers_names_files_that_exist():
         files = re.findall(r"`(sslpipe/[\w/]+\.py)`", line)
         assert len(files) == 2, line
         assert all((ROOT / file).is_file() for file in files), line
+
+
+def defined_in(file: Path) -> set[str]:
+    """What a module defines: NAME, Class and Class.attribute."""
+    names = set()
+    for node in ast.parse(file.read_text()).body:
+        own = names_of(node)
+        names |= own
+        if isinstance(node, ast.ClassDef):
+            inner = {name for each in node.body for name in names_of(each)}
+            names |= inner | {f"{node.name}.{name}" for name in inner}
+    return names
+
+
+def names_of(node: ast.stmt) -> set[str]:
+    """What a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def test_the_architecture_page_names_what_its_files_define():
+    """A file is there; a name is a package, a setting, a command, or of a file named beside it."""
+    page = prose(TEXTS["docs/architecture.md"])
+    settings = {"loss.temperature", "data.batch_size", "data.micro_batch", "[loss]", "kind"}
+    commands = {"sslpipe", "sslpipe train", "evaluate suite", "check", "preview"}
+    seen = 0
+    for paragraph in re.split(r"\n(?=\n|\|)", page):
+        names = re.findall(r"`([^`]+)`", paragraph)
+        paths = [name for name in names if re.search(r"/|\.pyi?$", name)]
+        files = [(top / path) for path in paths for top in (ROOT, ROOT / "sslpipe")]
+        there = [file for file in files if file.exists()]
+        assert len(there) == len(paths), (paths, there)
+        defined = {name for file in there if file.suffix == ".py" for name in defined_in(file)}
+        for name in {*names} - {*paths} - settings - commands:
+            module = name.removeprefix("sslpipe.")
+            known = [ROOT / "sslpipe" / f"{module}.py", ROOT / "sslpipe" / module, ROOT / name]
+            assert name in defined or any(each.exists() for each in known), (name, paragraph)
+            seen += name in defined
+    assert seen >= 20
 
 
 def figures(name: str) -> list[dict]:
