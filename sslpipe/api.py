@@ -93,7 +93,8 @@ def train(
         steps: int = plan.recipe.total_steps
         say_last(f"{run_dir} is finished: {steps} of {steps} steps; nothing is left to train")
         return steps
-    if isinstance(plan, Pretraining):
+    # a satellite's kind of recipe may be planned as a pretraining, and is run in its own way
+    if isinstance(plan, Pretraining) and type(plan.recipe) is Recipe:
         from sslpipe.pretrain import pretrain
 
         return pretrain(plan, run_dir)

@@ -68,40 +68,25 @@ class MoonRecipe(Recipe):
 RECIPES = {"lunar": RecipeKind(section="moon", model=MoonRecipe)}
 """,
     "moon/runs.py": """
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 from moon.recipes import MoonRecipe
 from sslpipe.kinds import RunKind
 from sslpipe.plan import Pretraining
-from sslpipe.recipe.pretrain import Recipe
 
 
-@dataclass
-class Night:
-    recipe: MoonRecipe
-    pretraining: Pretraining
-
-    @property
-    def start(self):
-        return self.pretraining.start
-
-    def identity(self):
-        return self.pretraining.identity()
-
-
-def make(recipe, index, named=None, run_dir=None):
-    plain = Recipe.model_validate(recipe.model_dump(exclude={"moon"}))
-    return Night(recipe, Pretraining.make(plain, index, named, run_dir))
+def check(plan):
+    return SimpleNamespace(render=lambda: f"the moon will be in phase {plan.recipe.moon.phase}")
 
 
 def run(plan, run_dir):
     from sslpipe.pretrain import pretrain
 
     print(f"the moon is in phase {plan.recipe.moon.phase}")
-    return pretrain(plan.pretraining, run_dir)
+    return pretrain(plan, run_dir)
 
 
-RUNS = {MoonRecipe: RunKind(make=make, check=None, run=run)}
+RUNS = {MoonRecipe: RunKind(make=Pretraining.make, check=check, run=run)}
 """,
 }
 GROUPS = ("commands", "names", "recipes", "runs")
@@ -177,6 +162,8 @@ def test_a_package_runs_its_recipes_and_its_version_is_in_the_digest(installed, 
     recipe = write_recipe(tmp_path)
     recipe.write_text(recipe.read_text() + "\n[moon]\nphase = 2\n")
     data, run_dir = write_dataset(tmp_path / "data", (40,)), tmp_path / "run"
+    planned = program(installed, "check", recipe, "--data", data, "steps=2").stdout
+    assert "the moon will be in phase 2" in planned
     words = ("train", recipe, "--data", data, "--run-dir", run_dir, "steps=2")
     assert "the moon is in phase 2" in program(installed, *words).stdout
     assert read_state(newest(run_dir)).identity.plugins == {"moon": "1.0"}
