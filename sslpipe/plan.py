@@ -18,6 +18,7 @@ from torch import Tensor
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.holdout import (
     MOST_HELD_OUT,
+    as_overrides,
     bank_ids,
     fitting,
     holdout_doubt,
@@ -254,8 +255,8 @@ def objective_cannot_learn_the_split(plan: Pretraining, parts: Parts) -> Iterato
 def nothing_chooses_the_best(plan: Pretraining, parts: Parts) -> Iterator[str]:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide."""
     labels = plan.split.labels_of(plan.watched)
-    settings, tells = advised_holdout(plan)
-    remedy = f"{f'set {settings}' if tells else 'hold some out'}, or leave it out"
+    settings, scores_knn = advised_holdout(plan)
+    remedy = f"{f'set {settings}' if scores_knn else 'hold some out'}, or leave it out"
     yield from nothing_to_choose_by(plan.recipe.run, labels, views=True, remedy=remedy)
 
 
@@ -317,12 +318,12 @@ def held_out_images_say_little(plan: Pretraining, parts: Parts) -> Iterator[str]
     doubt = holdout_doubt(plan.recipe, plan.split, plan.watched)
     if not doubt or not plan.recipe.run.monitor_steps:
         return
-    settings, tells = advised_holdout(plan)
+    settings, scores_knn = advised_holdout(plan)
     if not len(plan.watched):
-        unlabelled = "" if tells else " for scores without labels"
+        unlabelled = "" if scores_knn else " for scores without labels"
         yield f"no useful held-out kNN: {doubt}; nothing is monitored; set {settings}{unlabelled}"
     else:
-        remedy = f"; set {settings}" if tells and settings else ""
+        remedy = f"; set {settings}" if scores_knn and settings else ""
         yield f"no useful held-out kNN: {doubt}; scores without labels are logged{remedy}"
 
 
@@ -341,9 +342,9 @@ REMARKS = (
 
 
 def advised_holdout(plan: Pretraining) -> tuple[str, bool]:
-    """Return settings that hold out about a tenth and go together, and whether kNN is then scored.
+    """Return overrides that hold out about a tenth and go together, and whether kNN is then scored.
 
     Images that are held out are not trained on: the batch may have to shrink.
     """
-    settings, tells = suggested_holdout(plan.recipe, plan.split)
-    return fitting(settings, plan.recipe, plan.split), tells
+    settings, scores_knn = suggested_holdout(plan.recipe, plan.split)
+    return as_overrides(fitting(settings, plan.recipe, plan.split)), scores_knn

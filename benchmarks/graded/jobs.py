@@ -21,7 +21,7 @@ from benchmarks.graded.table import FLATTENED
 from benchmarks.trainings import QUIET, RECIPES, search, side_by_side
 from sslpipe.api import train
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.holdout import untrained_ids
+from sslpipe.data.holdout import as_overrides, untrained_ids
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.order import suggest_holdout
 from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
@@ -193,7 +193,7 @@ def read_recipe(place: Place, job: Job, index: DatasetIndex) -> Recipe | Finetun
     if start == RANDOM:
         own += [*QUIET[:-1], f"optim.warmup_steps={job.steps // 10}"]  # a tenth, as the recipe's
     else:
-        own += [*suggest_holdout(split.labels)[0].split()]
+        own += as_overrides(suggest_holdout(split.labels)[0]).split()
         own += [f"run.monitor_steps={min(50, max(1, job.steps // 4))}"]
     facts = {"IMAGES": str(len(split)), "TEACHER": f"'{teacher_file(place, job.name)}'"}
     for text in METHODS.get(job.method, ("", ()))[1]:

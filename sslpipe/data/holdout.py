@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import (
+    HoldoutSettings,
     Order,
     class_groups,
     held_out,
@@ -17,7 +18,7 @@ from sslpipe.errors import RecipeError, naming
 from sslpipe.recipe.pretrain import Recipe
 
 MOST_READ = 10**7  # labels that are read to suggest settings
-MOST_HOLDOUT = "data.holdout=2000"
+MOST_HOLDOUT = 2000  # samples, of such a split
 MOST_HELD_OUT = 0.25  # of a split; of more a warning says that fewer are enough
 MOST_BANK = 2000  # samples that an evaluation embeds beside the held-out ones
 CLASS = "class"  # data.holdout_by: whole classes, where no column has this name
@@ -32,10 +33,10 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
         held = len(holdout_ids(recipe, split))
         is_unwatched = not held and recipe.run.monitor_steps
         holds_much = held > MOST_HELD_OUT * len(split)  # fewer held out leave a larger batch
-        settings = suggested_holdout(recipe, split)[0] if is_unwatched or holds_much else ""
+        settings = suggested_holdout(recipe, split)[0] if is_unwatched or holds_much else {}
         raise RecipeError(
             f"data.batch_size = {recipe.data.batch_size} is more than the {left} samples to train "
-            f"on; set {fitting(settings, recipe, split)}"
+            f"on; set {as_overrides(fitting(settings, recipe, split))}"
         )
     return Order(
         split.starts,
@@ -47,45 +48,38 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
     )
 
 
-def suggested_holdout(recipe: Recipe, split: Split) -> tuple[str, bool]:
+def suggested_holdout(recipe: Recipe, split: Split) -> tuple[HoldoutSettings, bool]:
     """Return settings that hold out about a tenth, and whether kNN can then be scored.
 
     What the recipe says of how images are held out stays.
     """
     if len(split) > MOST_READ:
-        return MOST_HOLDOUT, True
-    settings, tells = suggest_holdout(split.labels)
+        return {"holdout": MOST_HOLDOUT}, True
+    settings, scores_knn = suggest_holdout(split.labels)
     if recipe.data.holdout_by is not None:
-        settings = settings.split()[0]  # how many
-    return settings, tells
+        settings = {"holdout": settings["holdout"]}
+    return settings, scores_knn
 
 
-def fitting(settings: str, recipe: Recipe, split: Split) -> str:
-    """Complete overrides of [data] by a batch that fits into what they leave to train on.
+def fitting(settings: HoldoutSettings, recipe: Recipe, split: Split) -> HoldoutSettings:
+    """Complete settings of [data] by a batch that fits into what they leave to train on.
 
-    "" where they are what the recipe says.
+    Empty where they are what the recipe says.
     """
-    data = recipe.data.model_copy(update=_changes(settings))
-    if data == recipe.data:
-        settings = ""
+    data = recipe.data.model_copy(update=settings)
+    changes = {} if data == recipe.data else dict(settings)
     left = len(split) - len(untrained_ids(recipe.model_copy(update={"data": data}), split))
-    if data.batch_size <= left:
-        return settings
-    words = settings.split()
-    streams = min(data.num_streams, left)
-    words.append(f"data.batch_size={left // streams * streams}")
-    if streams < data.num_streams:
-        words.append(f"data.num_streams={streams}")
-    return " ".join(words)
-
-
-def _changes(settings: str) -> dict[str, int | str]:
-    """Read overrides of [data] as its fields."""
-    changes: dict[str, int | str] = {}
-    for word in settings.split():
-        key, _, value = word.removeprefix("data.").partition("=")
-        changes[key] = int(value) if key == "holdout" else value
+    if data.batch_size > left:
+        streams = min(data.num_streams, left)
+        changes["batch_size"] = left // streams * streams
+        if streams < data.num_streams:
+            changes["num_streams"] = streams
     return changes
+
+
+def as_overrides(settings: HoldoutSettings) -> str:
+    """Write settings of [data] as a command line has them: "data.holdout=2 data.batch_size=64"."""
+    return " ".join(f"data.{key}={value}" for key, value in settings.items())
 
 
 def with_holdout(recipe: Recipe, split: Split) -> Recipe:
@@ -95,9 +89,8 @@ def with_holdout(recipe: Recipe, split: Split) -> Recipe:
     """
     if recipe.data.holdout is not None:
         return recipe
-    settings = suggested_holdout(recipe, split)[0] if recipe.init else "data.holdout=0"
-    changes = _changes(settings)
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=changes)})
+    settings = suggested_holdout(recipe, split)[0] if recipe.init else {"holdout": 0}
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=settings)})
 
 
 def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
@@ -116,7 +109,7 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     labels = split.labels + 1 if recipe.data.holdout_from == "all" else split.labels
     labelled = int((labels >= 0).sum())
     if 0 < labelled <= count:
-        settings = fitting(suggested_holdout(recipe, split)[0], recipe, split)
+        settings = as_overrides(fitting(suggested_holdout(recipe, split)[0], recipe, split))
         raise RecipeError(
             f"data.holdout = {count} leaves nothing to train on: {labelled} images "
             f"{'can be held out' if recipe.data.holdout_from == 'all' else 'have a label'}; set "

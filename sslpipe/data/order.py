@@ -23,6 +23,7 @@ _SHARDS, _OFFSET, _WINDOWS, _SAMPLES, _HOLDOUT, _GROUPS, _CLASSES = range(7)  # 
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
+HoldoutSettings = dict[str, int | str]  # keys of [data] without their section, and their values
 
 
 def held_out(labels: Integers, count: int, groups: Integers | None = None) -> Integers:
@@ -76,7 +77,7 @@ def with_a_partner(labels: Integers) -> int:
     return int(counts[counts > 1].sum())
 
 
-def suggest_holdout(labels: Integers) -> tuple[str, bool]:
+def suggest_holdout(labels: Integers) -> tuple[HoldoutSettings, bool]:
     """Suggest settings that hold out about a tenth, at most 2,000, so that kNN can be scored.
 
     Such a slice has two classes or more, and most of its samples have a partner. Whole classes are
@@ -87,30 +88,30 @@ def suggest_holdout(labels: Integers) -> tuple[str, bool]:
         The settings, and whether kNN can be scored there: not with a single class, nor where each
         class has one sample. Scores without labels always can.
     """
-    settings = "data.holdout={}"
+    whom: HoldoutSettings = {}
     if not (labels >= 0).any():
         labels = np.zeros_like(labels)
-        settings = settings + " data.holdout_from=all"
+        whom = {"holdout_from": "all"}
     sizes = np.unique(labels[labels >= 0], return_counts=True)[1]
     total = int(sizes.sum())
-    tells = len(sizes) > 1 and sizes.max() > 1
+    scores_knn = len(sizes) > 1 and sizes.max() > 1
     if total < 4:
-        return "data.holdout=0", False
+        return {"holdout": 0}, False
     tenth = min(max(2, total // 10), 2000)
     # of each class its share
     shares = np.round(tenth * sizes / total)
     if (shares > 0).sum() > 1 and max(tenth, shares.sum()) <= 2 * shares[shares > 1].sum():
-        return settings.format(tenth), True
+        return {"holdout": tenth, **whom}, True
     # whole classes
     chosen = choose_groups(class_groups(labels), labels, tenth / total, _HOLDOUT)
     if len(np.unique(labels[chosen])) > 1:
-        return settings.format(tenth) + " data.holdout_by=class", tells
+        return {"holdout": tenth, **whom, "holdout_by": "class"}, scores_knn
     # more than a tenth of few samples
-    for count in range(tenth, total // 2 + 1) if tells else ():
+    for count in range(tenth, total // 2 + 1) if scores_knn else ():
         shares = np.round(count * sizes / total)
         if (shares > 0).sum() > 1 and shares.max() > 1 and shares.sum() <= total / 2:
-            return settings.format(count), True
-    return settings.format(tenth), False
+            return {"holdout": count, **whom}, True
+    return {"holdout": tenth, **whom}, False
 
 
 def repeated(groups: Integers, without: Integers) -> Integers:

@@ -114,32 +114,32 @@ def test_the_holdout_is_stratified_fixed_and_never_unlabelled():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "settings", "tells"),
+    ("sizes", "settings", "scores_knn"),
     [
-        ([600, 300, 100], "data.holdout=100", True),
-        ([60_000], "data.holdout=2000", False),
-        ([3] * 490, "data.holdout=147 data.holdout_by=class", True),
-        ([4] * 490, "data.holdout=196 data.holdout_by=class", True),
-        ([1] * 500, "data.holdout=50 data.holdout_by=class", False),
-        ([1000] + [2] * 500, "data.holdout=200 data.holdout_by=class", True),
-        ([6, 6], "data.holdout=3", True),
-        ([4, 4], "data.holdout=3", True),  # half of them, and no more
-        ([80] + [10] * 12, "data.holdout=20 data.holdout_by=class", True),  # 8 of 20 had a partner
-        ([1, 1, 1], "data.holdout=0", False),
-        ([], "data.holdout=25 data.holdout_from=all", False),
+        ([600, 300, 100], {"holdout": 100}, True),
+        ([60_000], {"holdout": 2000}, False),
+        ([3] * 490, {"holdout": 147, "holdout_by": "class"}, True),
+        ([4] * 490, {"holdout": 196, "holdout_by": "class"}, True),
+        ([1] * 500, {"holdout": 50, "holdout_by": "class"}, False),
+        ([1000] + [2] * 500, {"holdout": 200, "holdout_by": "class"}, True),
+        ([6, 6], {"holdout": 3}, True),
+        ([4, 4], {"holdout": 3}, True),  # half of them, and no more
+        ([80] + [10] * 12, {"holdout": 20, "holdout_by": "class"}, True),  # 8 of 20 had a partner
+        ([1, 1, 1], {"holdout": 0}, False),
+        ([], {"holdout": 25, "holdout_from": "all"}, False),
     ],
 )
-def test_the_suggested_holdout_is_about_a_tenth_and_has_neighbours(sizes, settings, tells):
+def test_the_suggested_holdout_is_about_a_tenth_and_has_neighbours(sizes, settings, scores_knn):
     labels = np.repeat(np.arange(len(sizes)), sizes) if sizes else np.full(250, -1)
-    assert suggest_holdout(labels) == (settings, tells)
-    count = int(settings.partition("=")[2].partition(" ")[0])
+    assert suggest_holdout(labels) == (settings, scores_knn)
+    count = settings["holdout"]
     if not count:
         return
-    groups = class_groups(labels) if "by=class" in settings else None
+    groups = class_groups(labels) if "holdout_by" in settings else None
     taken = held_out(labels if sizes else labels + 1, count, groups)
     assert count / 2 <= len(taken) <= 2 * count
-    assert tells == (with_a_partner(labels[taken]) > 0 and len(np.unique(labels[taken])) > 1)
-    if "by=class" in settings:
+    assert scores_knn == (with_a_partner(labels[taken]) > 0 and len(np.unique(labels[taken])) > 1)
+    if "holdout_by" in settings:
         assert set(labels[taken]).isdisjoint(np.delete(labels, taken))
 
 
