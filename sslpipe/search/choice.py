@@ -26,7 +26,6 @@ from sslpipe.evaluation.arrays import Array, embeddings_from_arrays
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.flatten import why_unlabelled
-from sslpipe.evaluation.label_free import concentration_text, uniformity
 from sslpipe.files import Stored, json_text, read_json, write_json
 from sslpipe.portable import return_freed_memory, write_atomically
 from sslpipe.report.suite import Say, warn_bad
@@ -60,7 +59,6 @@ class Choice:
         page: The same queries under each row, in one HTML file.
         data: The dataset.json of the images.
         by_labels: Whether labels ranked.
-        doubt: What weakens the flattening of the backbone; None: nothing.
         skipped: "SOURCE: reason" of each candidate that cannot be ranked.
     """
 
@@ -72,7 +70,6 @@ class Choice:
     page: Path
     data: str
     by_labels: bool
-    doubt: str | None
     skipped: list[str]
 
     def __repr__(self) -> str:
@@ -171,12 +168,13 @@ def choose(
         return_freed_memory()
         say(f"rank {len(identity['sets'])} rows of {len(networks.candidates)} candidates")
         ranked = _rank(networks, images, identity["sets"])
+    ranked = ranking.for_these_images(ranked, networks.features)
     few = ranking.few_labelled(images.labels[images.ids])
-    two_sizes = candidates.two_sizes(networks.candidates.values()) if few else ()
+    is_guess = few is not None or images.lacking is not None
+    two_sizes = candidates.two_sizes(networks.candidates.values()) if is_guess else ()
     best = ranking.to_use(ranked, two_sizes)
     # the answer, in words, a table and a page
     sentences = answer(ranked, best, networks.candidates, lacking=images.lacking, few=few)
-    sentences.append(_spread(best, networks))
     tree = {
         **ranking.to_json(ranked, identity),
         "answer": sentences,
@@ -192,7 +190,7 @@ def choose(
     # the row to use as a backbone
     say(f"write {out / INSIDE}, and prove it in a clean process")
     together = ranking.best_first(best.parts, ranked)
-    doubt = write_chosen(
+    write_chosen(
         out / INSIDE,
         source="+".join(networks.candidates[name].source for name in together),
         rows=ranking.side_by_side(networks.features, together),
@@ -208,7 +206,6 @@ def choose(
         page=out / PAGE,
         data=f"{index.folder}/dataset.json",
         by_labels=images.lacking is None,
-        doubt=doubt,
         skipped=skipped,
     )
 
@@ -347,13 +344,6 @@ def _rank(networks: _Networks, images: _Images, rows: Sequence[ranking.Parts]) -
     if images.lacking is None:
         return ranking.rank_with_labels(networks.features, rows, SEED)
     return ranking.rank_without_labels(networks.features, networks.corners, rows)
-
-
-def _spread(best: Ranked, networks: _Networks) -> str:
-    """Write how the features of a row's parts spread, of 2,000 images or more."""
-    features = [networks.features[name].features for name in best.parts]
-    spread = concentration_text(*(uniformity(each[:: len(each) // 2000 + 1]) for each in features))
-    return f"{' and '.join(best.parts)}: {spread}."
 
 
 def _places_shown(ranked: Sequence[Ranked], best: Ranked) -> list[int]:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.flatten import UNLABELLED_POWER
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
 from sslpipe.export.whiten import flatten_backbone
@@ -17,7 +16,7 @@ def write_chosen(
     rows: Embeddings,
     split: Split,
     power: float | None,
-) -> str | None:
+) -> None:
     """Write an export of a source, flattened as its row of the ranking is, and prove it.
 
     Args:
@@ -27,9 +26,6 @@ def write_chosen(
         split: Where these are.
         power: Of the flattening, which is fitted on all rows; None: as they are.
 
-    Returns:
-        What weakens it, as a sentence; None: nothing.
-
     Raises:
         ExportError: The weights that are reloaded give other features.
     """
@@ -37,11 +33,3 @@ def write_chosen(
     if power is not None:
         flatten_backbone(model, fit_whitening(rows, power=power))
     export_model(model, out, ["safetensors"], overwrite=True)
-    count, width = rows.features.shape
-    if power is None or power <= UNLABELLED_POWER or count > width:
-        return None
-    return (
-        f"power {power:g} is fitted on {count:,} images, fewer than the {width:,} features: these "
-        "very images are then nearly orthogonal to each other; search among other images, or fit "
-        f"it anew by `sslpipe whiten --power {UNLABELLED_POWER:g}`"
-    )

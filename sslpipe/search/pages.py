@@ -100,13 +100,15 @@ def answer(
     """
     costs = f"It costs {_priced(best, found)}."
     if lacking is not None:
-        return [
-            f"Without labels, use {best.name}: it finds an image's other corner first in "
-            f"{best.score:.1%} of cases.",
-            costs,
-            f"Ranked without labels, as {lacking}: on the sets of docs/choosing.md that was "
-            "no better than two sizes of one network side by side at power 0.25.",
-        ]
+        advice = f"Without labels, use {best.name}"
+        if len(best.parts) > 1:
+            advice += ": one network at two sizes has been the better guess, docs/choosing.md."
+        else:
+            advice += (
+                f": it finds an image's other corner first in {best.score:.1%} of cases. One "
+                "network at two sizes has been the better guess, docs/choosing.md: --px twice."
+            )
+        return [advice, costs, f"Labels did not choose: {lacking}."]
     first = ranked[0]
     plain = best_single(ranked)
     others = f"{first.more['MAP@R'].number} classes that did not choose"

@@ -193,6 +193,22 @@ def rank_without_labels(
     return sorted(ranked, key=lambda row: -row.score)
 
 
+def for_these_images(ranked: Sequence[Ranked], features: Mapping[str, Embeddings]) -> list[Ranked]:
+    """Omit flattenings that these very images, which fit them, are not to be searched by.
+
+    Those are powers above UNLABELLED_POWER of no more images than features. Images that fit a full
+    whitening are then orthogonal to each other, whatever they show: no image has a neighbour. The
+    score does not say so, as each half of the classes is flattened by the other images' spectrum.
+    """
+    kept = []
+    for row in ranked:
+        count = len(features[row.parts[0]].ids)
+        width = sum(features[name].features.shape[1] for name in row.parts)
+        if row.power is None or row.power <= UNLABELLED_POWER or count > width:
+            kept.append(row)
+    return kept
+
+
 def best_single(ranked: Sequence[Ranked]) -> Ranked:
     """Return the best row of one network as it is: what one would use without a ranking."""
     return next(row for row in ranked if len(row.parts) == 1 and row.power is None)
@@ -206,25 +222,26 @@ def is_clear(row: Ranked) -> bool:
 def to_use(ranked: Sequence[Ranked], two_sizes: Collection[Parts] = ()) -> Ranked:
     """Return the row to use.
 
-    That is the first one, where it is clearly better than the best single network as it is, and
-    without labels. Else that network at two sizes, flattened by UNLABELLED_POWER, where labels are
-    few: then that was the better guess (docs/choosing.md). Else the first one, where it was better
-    on the classes that did not choose, or the single network, which costs less.
+    That is the first one, where it is clearly better than the best single network as it is. Else
+    that network at two sizes, flattened by UNLABELLED_POWER, where labels are few: then that was
+    the better guess (docs/choosing.md). Without labels it is so for the network that ranks first.
+    Else the first one, where it was better on the classes that did not choose, or the single
+    network, which costs less.
 
     Args:
         ranked: The rows, the first one first.
-        two_sizes: Where labels are few, the joins of one network at two sizes.
+        two_sizes: Where labels are few or none, the joins of one network at two sizes.
     """
     first = ranked[0]
+    usual = [r for r in ranked if r.parts in two_sizes and r.power == UNLABELLED_POWER]
     if not first.values:
-        return first
+        return usual[0] if usual else first
     better = first.more[CHOSEN_BY].value > 0
     if better and is_clear(first):
         return first
     (single,) = best_single(ranked).parts
-    for row in ranked:
-        is_usual = row.parts in two_sizes and row.power == UNLABELLED_POWER
-        if is_usual and single in row.parts:
+    for row in usual:
+        if single in row.parts:
             return row
     return first if better else best_single(ranked)
 

@@ -242,6 +242,37 @@ def test_images_of_seen_classes_are_searched_too_and_those_without_a_label_are_n
         assert plain.values["Recall@1"] == pytest.approx(np.mean(hits))
 
 
+@pytest.mark.promise(14)
+def test_images_that_fit_a_flattening_still_find_their_class_by_it():
+    """Of no more images than features a full whitening makes all orthogonal: none is near."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(12).repeat_interleave(4)
+    names = {"narrow": 24, "wide": 40, "wider": 64}
+    features = {}
+    for name, width in names.items():
+        centres = torch.randn(12, width, generator=draw)
+        noise = 0.6 * torch.randn(len(labels), width, generator=draw)
+        features[name] = rows_of(centres[labels] + noise, labels)
+    sets = [*((name,) for name in names), ("narrow", "wide")]
+    all_forms = rank_with_labels(features, sets)
+    kept = ranking.for_these_images(all_forms, features)
+    forms = {parts: {row.power for row in kept if row.parts == parts} for parts in sets}
+    assert forms == {
+        ("narrow",): {None, *POWERS},
+        ("wide",): {None, *POWERS},
+        ("wider",): {None, 0.25},
+        ("narrow", "wide"): {None, 0.25},
+    }
+    assert kept == [row for row in all_forms if row.power in forms[row.parts]]
+    for row in kept:
+        together = ranking.side_by_side(features, row.parts)
+        if row.power is not None:
+            together = fit_whitening(together, power=row.power)(together)
+        unit = F.normalize(together.features.double(), dim=1)
+        near = (unit @ unit.T).fill_diagonal_(-2).argmax(dim=1)
+        assert (labels[near] == labels).double().mean() > 0.8, row.name
+
+
 def ranked_row(parts, power, score, more, *, low, p=1.0):
     """A row whose MAP@R differs by `more` from the best single network's."""
     difference = Difference(more, (low, 2 * more - low), p, 9, "classes")
@@ -275,8 +306,9 @@ def test_what_is_not_better_on_other_classes_is_not_used(first, of_many, of_few)
     assert to_use([PLAIN, OTHER], [("a", "A")]) is PLAIN  # no such form was ranked
     run = PLAIN._replace(parts=("run",), score=0.55)  # not that of a network that is behind
     assert to_use([run, PLAIN, SIZES], [("a", "A")]) is run
-    unlabelled = [row._replace(values={}, more={}) for row in (OTHER, SIZES)]
-    assert to_use(unlabelled, [("a", "A")]) is unlabelled[0]
+    unlabelled = [row._replace(values={}, more={}) for row in (PLAIN, OTHER, SIZES)]
+    assert to_use(unlabelled) is unlabelled[0]
+    assert to_use(unlabelled, [("a", "A")]) is unlabelled[2]
 
 
 @pytest.mark.promise(14)

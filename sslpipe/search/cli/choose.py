@@ -88,8 +88,6 @@ def choose_weights(
     show("\n".join(choice.answer))
     say(f"{choice.page}: what each costs, and the same queries under each")
     say(f"{choice.backbone}: {choice.best.name}, for load_backbone, search, export and evaluate")
-    if choice.doubt is not None:
-        say(f"warning: {choice.doubt}", "yellow")
     features = f"{choice.backbone}.safetensors"
     say_next(["embed", out, "--data", choice.data, "--split", split, "--out", features])
     for recipe in labelled_recipes() if choice.by_labels else ():
