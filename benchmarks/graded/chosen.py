@@ -1,4 +1,4 @@
-"""What labels bring beyond `sslpipe choose`: the three commands of docs/choosing.md on graded sets.
+"""What labels bring beyond `sslpipe choose`: the three commands of docs/graded.md on graded sets.
 
     python -m benchmarks.graded.chosen out/graded --sets stamps \
         [--json docs/measured/graded_chosen.json] [--set steps=600]

@@ -1,6 +1,6 @@
 """How far to flatten the spectrum of features: chosen by half the classes, for the others.
 
-Where there are no labels to choose with, by a rule: docs/choosing.md says how often it was right.
+Where there are no labels to choose with, by a rule: docs/graded.md says how often it was right.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ UNLABELLED_POWER = 0.25  # of every row that is ranked without labels
 METRICS = {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
 CHOSEN_BY = "MAP@R"
 LEAST_CLASSES = 4  # with two images or more: two choose, two report
-LEAST_FLATTENED = 100  # rows: docs/choosing.md measures no fewer
+LEAST_FLATTENED = 100  # rows: docs/graded.md measures no fewer
 MOST_SCORED = 1000  # images of a half by which a power is chosen
 
 
@@ -45,7 +45,7 @@ def choose_power(rows: Embeddings, dims: int | None = None, seed: int = 0) -> Po
 
     With labels by MAP@R: each half of the classes, cut by `seed`, is searched in itself, flattened
     by the spectrum of all rows that are not in it. Of many rows each class has its share of
-    MOST_SCORED. Without labels UNLABELLED_POWER, which docs/choosing.md measures.
+    MOST_SCORED. Without labels UNLABELLED_POWER, which docs/graded.md measures.
     """
     labels = rows.labels.cpu().numpy()
     if (lacking := why_unlabelled(labels)) is not None:

@@ -96,7 +96,7 @@ def uniformity(features: Tensor) -> float:
 def concentration_text(*values: float) -> str:
     """Return what uniformities of weights' features mean; docs/adapting.md says what is not known.
 
-    The reference is EfficientNet-Lite0 with ImageNet weights at 128 px on sets of docs/choosing.md.
+    The reference is EfficientNet-Lite0 with ImageNet weights at 128 px on sets of docs/graded.md.
     """
     numbers = ", ".join(f"{value:.2f}" for value in values)
     return (

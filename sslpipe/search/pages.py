@@ -102,11 +102,11 @@ def answer(
     if lacking is not None:
         advice = f"Without labels, use {best.name}"
         if len(best.parts) > 1:
-            advice += ": one network at two sizes has been the better guess, docs/choosing.md."
+            advice += ": one network at two sizes has been the better guess, docs/graded.md."
         else:
             advice += (
                 f": it finds an image's other corner first in {best.score:.1%} of cases. One "
-                "network at two sizes has been the better guess, docs/choosing.md: --px twice."
+                "network at two sizes has been the better guess, docs/adapting.md: --px twice."
             )
         return [advice, costs, f"Labels did not choose: {lacking}."]
     first = ranked[0]
@@ -139,7 +139,7 @@ def _advice(first: Ranked, best: Ranked, plain: Ranked, others: str, few: int | 
     if best is not first and best is not plain:
         return (
             f"Use {best.name}: {few} labelled images are too few to choose by, and of fewer than "
-            f"{FEW_LABELLED} one network at two sizes has been the better guess, docs/choosing.md."
+            f"{FEW_LABELLED} one network at two sizes has been the better guess, docs/graded.md."
         )
     if best is plain and first is plain:
         advice = f"Use {plain.name}: no join and no flattening was better on the classes that chose"

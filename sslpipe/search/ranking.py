@@ -2,7 +2,7 @@
 
 With labels the classes are cut in two: one half chooses, by MAP@R, the other half says what the
 choice is worth. Without labels the ranking is by `view_recall`. Both rules were chosen on two of
-the sets of docs/choosing.md, which says how often they were right on the others.
+the sets of docs/graded.md, which says how often they were right on the others.
 """
 
 import math
@@ -33,7 +33,7 @@ from sslpipe.evaluation.label_free import view_recall
 from sslpipe.evaluation.whiten import fit_powers
 from sslpipe.files import Stored, json_text, parse_object, read_json
 
-FEW_LABELLED = 200  # of fewer the choice was not trustworthy, docs/choosing.md
+FEW_LABELLED = 200  # of fewer the choice was not trustworthy, docs/graded.md
 SEEN = -2  # label of images of classes that a candidate was trained by: they are searched alone
 LEAST_IMAGES = 20
 ROUNDING = 1e-4  # of the largest feature: equal images in batches of other sizes differ by less
@@ -224,7 +224,7 @@ def to_use(ranked: Sequence[Ranked], two_sizes: Collection[Parts] = ()) -> Ranke
 
     That is the first one, where it is clearly better than the best single network as it is. Else
     that network at two sizes, flattened by UNLABELLED_POWER, where labels are few: then that was
-    the better guess (docs/choosing.md). Without labels it is so for the network that ranks first.
+    the better guess (docs/graded.md). Without labels it is so for the network that ranks first.
     Else the first one, where it was better on the classes that did not choose, or the single
     network, which costs less.
 

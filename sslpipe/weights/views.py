@@ -33,7 +33,7 @@ def make_view(
         crop_px: Side of the views; None: `size`, which is judged then.
         size: Side that the weights were trained for.
         resize: Shorter side before the crop, at `size`; at other sizes the whole shorter side is
-            seen, which finds more images of the same class (docs/choosing.md).
+            seen, which finds more images of the same class (docs/graded.md).
         mean: RGB in [0, 1].
         std: RGB in [0, 1].
         interpolation: The library's name; others than bilinear and bicubic become bicubic.

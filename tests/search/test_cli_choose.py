@@ -214,7 +214,7 @@ def test_without_labels_it_says_so(call, models, photos, tmp_path):
     words = ["choose", models[0], joined, "--data", flat, "--out", tmp_path / "out"]
     _, errors = call(*words, status=2)
     assert "without labels a join is no candidate" in errors
-    # as docs/choosing.md advises: of two networks at two sizes, one network at both
+    # as docs/adapting.md advises: of two networks at two sizes, one network at both
     both = ["--px", 16, "--px", 24, "--data", flat, "--out", tmp_path / "both"]
     said, errors = call("choose", *models[:2], *both)
     tree = json.loads((tmp_path / "both" / "choice.json").read_text())
