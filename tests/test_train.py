@@ -11,7 +11,7 @@ import torch
 from sslpipe.data import holdout
 from sslpipe.data.holdout import bank_ids, holdout_ids, plan_order, untrained_ids
 from sslpipe.data.index import load_index
-from sslpipe.data.order import held_out
+from sslpipe.data.subsets import held_out
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.recipe.identity import identity
 from sslpipe.recipe.reading import load_recipe

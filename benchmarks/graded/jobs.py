@@ -23,7 +23,7 @@ from sslpipe.api import train
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.holdout import as_overrides, untrained_ids
 from sslpipe.data.index import DatasetIndex, load_index
-from sslpipe.data.order import suggest_holdout
+from sslpipe.data.subsets import suggest_holdout
 from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_run

@@ -126,7 +126,7 @@ def after_labels(data: str | Path, column: str | None = None) -> None:
     import numpy as np
 
     from sslpipe.data.index import load_index, manifest_url, relabelled
-    from sslpipe.data.order import with_a_partner
+    from sslpipe.data.subsets import with_a_partner
     from sslpipe.recipe.reading import labelled_recipes
 
     recipes = labelled_recipes()

@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.order import (
+from sslpipe.data.order import Order
+from sslpipe.data.subsets import (
     HoldoutSettings,
-    Order,
     class_groups,
     held_out,
     lowest_hashes,

@@ -11,8 +11,8 @@ from torch import nn
 
 from sslpipe.augment.eval_view import EvalView, ProbeViews, by_view
 from sslpipe.data.index import Split
-from sslpipe.data.order import with_a_partner
 from sslpipe.data.reader import Reader
+from sslpipe.data.subsets import with_a_partner
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import Embeddings, View, embed
 from sslpipe.evaluation.knn import knn_results

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.data.index import DatasetIndex, RelabelledSplit, Split
-from sslpipe.data.order import lowest_hashes
+from sslpipe.data.subsets import lowest_hashes
 from sslpipe.errors import RecipeError, did_you_mean, naming
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.metric_learning.sampling import PKOrder

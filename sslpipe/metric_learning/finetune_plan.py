@@ -12,7 +12,8 @@ import numpy as np
 
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.order import ORDER_VERSION, with_a_partner
+from sslpipe.data.order import ORDER_VERSION
+from sslpipe.data.subsets import with_a_partner
 from sslpipe.errors import DataError
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.saved import SavedBackbone

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.order import with_a_partner
+from sslpipe.data.subsets import with_a_partner
 from sslpipe.recipe.sections import RunConfig
 from sslpipe.run.best import LABELLED, TITLES, UNLABELLED
 

@@ -27,7 +27,7 @@ from sslpipe.data.columns import kind_of
 from sslpipe.data.decode import BadSample, decode, image_kind
 from sslpipe.data.image_type import Reading
 from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, Triple
-from sslpipe.data.order import choose_groups
+from sslpipe.data.subsets import choose_groups
 from sslpipe.errors import DataError, counted, did_you_mean
 from sslpipe.portable import replacing
 from sslpipe.random import permutation

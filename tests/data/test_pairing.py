@@ -8,9 +8,10 @@ import torch
 
 from sslpipe.data import reader
 from sslpipe.data.columns import MISSING_INTEGER
-from sslpipe.data.order import Order, held_out
+from sslpipe.data.order import Order
 from sslpipe.data.pairing import pairing_warnings, plan_pairs, survey
 from sslpipe.data.partners import Near, Partners, joint_codes
+from sslpipe.data.subsets import held_out
 from sslpipe.errors import DataError
 from sslpipe.recipe.pretrain import Pairs
 from tests.helpers.batches import order_of

@@ -5,8 +5,9 @@ from itertools import islice
 import torch
 
 from sslpipe.data.loader import batches
-from sslpipe.data.order import Order, held_out
+from sslpipe.data.order import Order
 from sslpipe.data.pairing import plan_pairs
+from sslpipe.data.subsets import held_out
 from sslpipe.distributed import Rank
 from sslpipe.recipe.sections import RunConfig
 
