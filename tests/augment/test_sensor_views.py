@@ -182,6 +182,22 @@ def test_triton_takes_8_bit_rgb_only(monkeypatch):
             augment.prepare(batch, seed=0, number=0)
 
 
+@pytest.mark.parametrize("op", [op for op in OPS if op.optional], ids=lambda op: op.name)
+def test_an_optional_op_alone_equals_its_reference(op):
+    settings = dict.fromkeys(op.settings, 0.3)
+    settings |= {name: 1.0 for name in op.settings if name.endswith("_prob")}
+    plain = FusedViews("simclr", 32, **ALONE)
+    augment, kornia = (
+        AUGMENTS[kind].views("simclr", 32, **ALONE, **settings) for kind in ("fused", "kornia")
+    )
+    assert op in ops_for(augment.specs)
+    batch = batch_of(SIZES)
+    params = params_for(batch, augment)
+    views = augment(batch, params)
+    assert (views - kornia(batch, params)).abs().max() <= 3e-4
+    assert (views - views_of(batch, plain)).abs().max() > 0.01
+
+
 def test_optional_ops_are_not_there_unless_asked_for():
     names = {op.name for op in OPS if op.optional}
     assert not names & {op.name for op in ops_for(FusedViews("simclr", 32, gamma=0).specs)}
