@@ -25,7 +25,7 @@ from sslpipe.sharding.columns import (
 )
 from sslpipe.sharding.gather import columns_of_images, columns_of_tars, describe
 from sslpipe.sharding.measure import measure
-from sslpipe.sharding.readers import LISTS, SOURCES
+from sslpipe.sharding.readers import OPTIONS, SOURCES
 from sslpipe.sharding.record import (
     FOLDER,
     Done,
@@ -216,14 +216,11 @@ def _check_source(source: str | SourceReader, options: SourceOptions) -> None:
             f"--source {source!r} is unknown{did_you_mean(source, known)}; known: "
             f"{', '.join(known)}; tars are used as they are by sslpipe shards index"
         )
-    for option, value, owners in (
-        ("--csv", options.csv, ("csv",)),
-        ("--download", options.download, ("torchvision",)),
-        ("--skip-missing", options.skip_missing, ("folder", *LISTS)),
-    ):
-        if value and source not in owners:
+    for option, owners in OPTIONS.items():
+        if getattr(options, option) and source not in owners:
             raise DataError(
-                f"{option} needs --source {' or '.join(owners)}; here --source is {source}"
+                f"--{option.replace('_', '-')} needs --source {' or '.join(owners)}; here "
+                f"--source is {source}"
             )
 
 

@@ -19,5 +19,9 @@ _BUILT_IN: dict[str, SourceReader] = {
     "tars": read_tars,
 }
 SOURCES = Table("source", _BUILT_IN, "sslpipe.sources")
-# sources that read a list of files, some of which may be missing
-LISTS = ("csv", "parquet", "huggingface")
+# options that only some of them read; given with another one, they are refused
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "csv": ("csv",),
+    "download": ("torchvision",),
+    "skip_missing": ("folder", "csv", "parquet", "huggingface"),  # of lists of files
+}

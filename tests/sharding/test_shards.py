@@ -1,5 +1,6 @@
 """Data sets: what is written, byte for byte; resuming; foreign tars; faults by name."""
 
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -30,6 +31,7 @@ from sslpipe.sharding import show, sources
 from sslpipe.sharding.build import write_shards
 from sslpipe.sharding.layouts import parse_idx
 from sslpipe.sharding.members import encode_png
+from sslpipe.sharding.readers import OPTIONS, SOURCES
 from sslpipe.sharding.scan import scan_tar
 from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import Layout
@@ -305,6 +307,15 @@ def test_options_that_do_not_fit_are_one_line(built, tmp_path, capsys, options, 
     words = ["build", tmp_path / "out", "--root", built.parent / "photos", *options]
     assert message in error_of(capsys, *words)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_help_names_every_source_and_options_are_of_sources(capsys):
+    assert run("build", "--help") == 0
+    listed = re.search(r"--source <str>\s+(.*?)\.\s", capsys.readouterr().out, re.DOTALL)[1]
+    assert sorted(re.split(r",\s+", listed)) == sorted(SOURCES)
+    fields = {field.name for field in dataclasses.fields(SourceOptions)}
+    assert fields >= OPTIONS.keys()
+    assert SOURCES.keys() >= {source for owners in OPTIONS.values() for source in owners}
 
 
 def test_a_bomb_of_another_format_is_refused_without_a_warning(tmp_path, capsys):
