@@ -1,4 +1,13 @@
-"""k nearest neighbours by cosine: the label of a query from the labels around it."""
+"""k nearest neighbours by cosine: the label of a query from the labels around it.
+
+The textbook, of a query of cosines S (N,) with a bank of labels y (N,) in C classes:
+
+    S, near = S.topk(k)                                     # the k nearest
+    votes = torch.zeros(C).index_add_(0, y[near], torch.exp(S / T))  # majority: ones instead
+    predicted = votes.argmax()
+
+`_vote` does it for many queries at once, without a column for each class.
+"""
 
 from collections.abc import Sequence
 from itertools import product
@@ -75,12 +84,16 @@ def knn_results(
     suffix += f" not-same={exclude_same.name}" if exclude_same is not None else ""
     labels = queries.labels.cpu().numpy()
     results = []
-    votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
-    for one, each in product(votes, sorted(set(k))):
+    kinds: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
+    for kind, count in product(kinds, sorted(set(k))):
         predicted = _vote(
-            neighbours=neighbours, labels=bank.labels, k=each, temperature=temperature, vote=one
+            neighbours=neighbours,
+            labels=bank.labels,
+            k=count,
+            temperature=temperature,
+            vote=kind,
         )
-        protocol = protocol_id(each, temperature, one) + suffix
+        protocol = protocol_id(count, temperature, kind) + suffix
         results.append(accuracy(protocol, predicted, labels, bank=len(bank.ids)))
     return results
 
@@ -105,7 +118,7 @@ def check_pair(bank: Embeddings, queries: Embeddings) -> None:
 def _vote(
     neighbours: Neighbours, labels: Tensor, k: int, temperature: float, vote: Vote
 ) -> NDArray[np.int64]:
-    """Label with the most votes among the k nearest; of equal ones, the one met first."""
+    """Return each query's label of most votes, (Q,); of equal ones the nearest neighbour's."""
     labels = labels.to(neighbours.indices.device)
     predicted = []
     for indices, similarities in zip(
