@@ -92,7 +92,8 @@ def build_model(recipe: Recipe, crop_px: int, init_from: SavedBackbone | None = 
             copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
         if recipe.run.activation_checkpointing:
             checkpoint_activations(backbone, recipe.backbone.kind)
-        model = (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
+        make = MomentumPair if recipe.momentum else SimCLR
+        model = make(backbone, recipe.projector)
         model.ema = averaged(backbone) if recipe.optim.ema else None
         return model
 

@@ -35,7 +35,7 @@ from sslpipe.recipe.sections import LONGEST_SIDE_PX, RunRecipe
 from sslpipe.registry import Table
 from sslpipe.registry.schema import SparseSettings, refusals
 
-Plan = ChunkPlan | TritonPlan
+Work = ChunkPlan | TritonPlan  # of FusedViews: by torch's operations, or by kernels
 
 _SMALL_PX = 64  # views up to this long are written together, larger ones faster one by one
 
@@ -45,11 +45,11 @@ class ViewPlan:
     """The plan of a batch's views: their parameters, VB rows on the CPU, and who computes what."""
 
     draws: Draws
-    work: Any = None  # FusedViews' Plan, on one device; None: it is made when the views are
+    work: Work | None = None  # on one device; None: it is planned when the views are made
 
     def to(self, device: torch.device) -> ViewPlan:
         """Move what the device needs; on CUDA without waiting for the copy."""
-        return ViewPlan(self.draws, self.work and self.work.to(device))
+        return ViewPlan(self.draws, None if self.work is None else self.work.to(device))
 
     def rows(self, index: Tensor) -> ViewPlan:
         """Select the views of some of the batch's images, (b,) int64 on the CPU."""
@@ -198,9 +198,9 @@ class FusedViews(BaseViews):
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan:
         """Plan the views of a batch. Raises: RecipeError where triton is asked for and cannot."""
-        return ViewPlan(params, self._planned(params, batch, self.mean.device))
+        return ViewPlan(params, self._plan_work(params, batch, self.mean.device))
 
-    def _planned(self, params: Draws, batch: Batch, device: torch.device) -> Plan:
+    def _plan_work(self, params: Draws, batch: Batch, device: torch.device) -> Work:
         ops = ops_for(self.specs)
         shown = batch.view_images(len(self.specs))
         rgb8 = self.rgb and batch.images.dtype == torch.uint8
@@ -235,25 +235,27 @@ class FusedViews(BaseViews):
             (2B, C, S, S) of dtype, channels_last, without gradient, on the batch's device.
         """
         images = batch.images
-        given = self.plan_of(batch, draws)
-        plan: Plan = given.work or self._planned(given.draws, batch, images.device)
-        plan = plan.to(images.device)
-        shape = (len(given.draws.ids), len(self.channels), self.crop_px, self.crop_px)
+        plan = self.plan_of(batch, draws)
+        work = plan.work
+        if work is None:
+            work = self._plan_work(plan.draws, batch, images.device)
+        work = work.to(images.device)
+        shape = (len(plan.draws.ids), len(self.channels), self.crop_px, self.crop_px)
         memory_format = torch.channels_last
         views = torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format)
-        if isinstance(plan, TritonPlan):
-            triton_views.make_views(images, plan, self.mean, self.std, views)
+        if isinstance(work, TritonPlan):
+            triton_views.make_views(images, work, self.mean, self.std, views)
             return views
 
         small = images
-        if plan.reads_together:  # converted once for all chunks
+        if work.reads_together:  # converted once for all chunks
             small = images[:, :, :TOGETHER_PX, :TOGETHER_PX].to(
                 torch.float32, memory_format=memory_format
             )
 
         ops = ops_for(self.specs)
         with torch.autocast(images.device.type, enabled=False):
-            for chunk in plan:
+            for chunk in work:
                 changed = images if chunk.from_bytes else small
                 for op in ops:  # the first cuts the chunk's views out of the images
                     if op.name not in triton_views.COVERED:  # a plugged-in one may flatten them

@@ -44,7 +44,7 @@ def test_a_batch_without_a_plan_is_refused():
 def device_plan(augment, batch):
     """The batch with the plan by which a GPU's torch operations make its views."""
     assert isinstance(batch.plan, ViewPlan)
-    plan = augment._planned(batch.plan.draws, batch, torch.device("cuda"))
+    plan = augment._plan_work(batch.plan.draws, batch, torch.device("cuda"))
     assert isinstance(plan, ChunkPlan)
     return plan, batch._replace(plan=ViewPlan(batch.plan.draws, plan))
 
