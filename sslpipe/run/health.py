@@ -247,7 +247,7 @@ class StartAlarm:
             text = (
                 f"{fall} below the {self._start:.3g} that the run started from: "
                 "training makes these weights worse. Begin again with a smaller optim.peak_lr or "
-                "tune.backbone_lr, or with tune.projector_first_steps"
+                "tune.backbone_lr, or with fewer tune.last_blocks"
             )
         text = f"below_start: {self._measured} is {value:.3g}, {text}"
         return [

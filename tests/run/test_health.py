@@ -170,7 +170,7 @@ def test_a_fall_below_the_start_is_told_once_and_again_after_it_was_over():
     ]
     assert changes == [(2, True), (5, False), (7, True)]
     (raised,) = StartAlarm({"holdout_map_at_r": 0.8}).read({"holdout_map_at_r": 0.5})
-    keys = "optim.peak_lr", "tune.backbone_lr", "tune.projector_first_steps"
+    keys = "optim.peak_lr", "tune.backbone_lr", "tune.last_blocks"
     assert all(words in raised.text for words in ("0.3 below the 0.8", *keys))
     assert not alarm.read({})
     assert not StartAlarm({}).read({"holdout_map_at_r": 0.1})

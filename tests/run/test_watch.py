@@ -1,6 +1,7 @@
 """By default a run from weights, or with labels, is watched and keeps its best, the start too."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.named import open_init
 from sslpipe.metric_learning.classes import held_out, labelled_split
 from sslpipe.metric_learning.finetune_plan import Finetuning
+from sslpipe.plan import Pretraining
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.checkpoint_files import checkpoint_names, latest, read_state
+from sslpipe.run.health import StartAlarm
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import picture, png, write_dataset
@@ -89,6 +92,20 @@ def test_a_ruinous_run_ends_with_its_starts_weights_and_says_so(
     assert "which it started from, are the same weights" in " ".join(done.stdout.split())
     steps = [line["step"] for line in read_metrics(tmp_path / "run", "eval")]
     assert steps == list(range(7))  # the start, and ten times a run at most
+
+
+@pytest.mark.parametrize("module", [runs, finetunes], ids=["pretraining", "fine-tuning"])
+def test_what_below_start_says_to_change_can_be_changed(data, start, tmp_path, module):
+    """Also where the loss compares the backbone's own features, and nothing lies behind it."""
+    plain = ("embedding={normalize=true}",) if module is finetunes else ()
+    plan_of = Finetuning if module is finetunes else Pretraining
+    (alarm,) = StartAlarm({"holdout_map_at_r": 0.8}).read({"holdout_map_at_r": 0.5})
+    smaller = {"optim.peak_lr": "1e-4", "tune.backbone_lr": "0.5", "tune.last_blocks": "1"}
+    assert set(re.findall(r"(?:optim|tune)\.\w+", alarm.text)) == smaller.keys()
+    for name, value in smaller.items():
+        recipe = recipe_of(tmp_path, module, *plain, f"{name}={value}")
+        plan = plan_of.make(recipe, data, named=open_init(recipe, start))
+        assert plan.groups(plan.build(compiled=False))
 
 
 @pytest.mark.promise(15)
