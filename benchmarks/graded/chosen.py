@@ -7,9 +7,9 @@
 recipes/metric/my_images_mobile.toml starts from its answer, and `choose` ranks the run beside the
 start on the classes that the run held out. Each of the four backbones, read as a user reads it,
 then embeds the test classes: Recall@1 and MAP@R among themselves, and Recall@1 among all classes,
-those of train included. A row is compared with the choice before training, query by query, with an
-interval over classes. `cpu_s` is the CPU time of the training with its watch, imports included.
---json keeps the rows of earlier calls.
+those of train included. A row is compared with the weights as they come and with the choice before
+training, query by query, with intervals over classes. `cpu_s` is the CPU time of the training with
+its watch, imports included. --json keeps the rows of earlier calls.
 """
 
 import json
@@ -32,6 +32,7 @@ from sslpipe.evaluation.retrieval import retrieval_per_query
 PX = (128, 192)
 START, CHOSEN, TRAINED, JOINED = "start", "start, chosen", "trained", "trained, chosen"
 ALL = "Recall@1 among all"
+OTHERS = {"more than the start": START, "more than the choice": CHOSEN}
 METRICS = {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
 
 
@@ -51,8 +52,12 @@ def main() -> None:
                 rows += run(args.folder, name, seed, args.set, Path(folder))
             save(args.json, {"machine": machine(1), "sizes": PX, "rows": rows})
     shown = (*METRICS, ALL)
-    cells = ([row["set"], row["what"], *(percent(row[m]) for m in shown)] for row in rows)
-    print_table(["set", "backbone", *(f"{m}, more than the choice" for m in shown)], cells)
+    for other in OTHERS:
+        cells = (
+            [row["set"], row["what"], *(percent(row.get(m, {}).get(other)) for m in shown)]
+            for row in rows
+        )
+        print_table(["set", "backbone", *(f"{m}, {other}" for m in shown)], cells)
 
 
 def run(folder: Path, name: str, seed: int, settings: list[str], out: Path) -> list[Tree]:
@@ -80,17 +85,19 @@ def run(folder: Path, name: str, seed: int, settings: list[str], out: Path) -> l
         JOINED: joined / "backbone",
     }
     columns = {what: score(source, data) for what, source in backbones.items()}
-    rows = []
-    for what, own in columns.items():
-        row: dict[str, Any] = {"set": name, "what": what, "seed": seed, "settings": settings}
-        if what in (TRAINED, JOINED):
-            row["cpu_s"] = cpu_s
-        for metric, column in own.items():
-            other = columns[CHOSEN][metric].values
-            more = paired(column.values, other, column.classes)
-            row[metric] = {**more, "score": round(float(column.values.mean()), 5)}
-        rows.append(row)
-    return rows
+    facts: dict[str, Any] = {"set": name, "seed": seed, "settings": settings, "cpu_s": cpu_s}
+    return [{**facts, "what": what, **compared(own, columns)} for what, own in columns.items()]
+
+
+def compared(own: dict[str, Column], columns: dict[str, dict[str, Column]]) -> Tree:
+    """Compare a backbone with the OTHERS among `columns`: metric -> score and differences."""
+    row: Tree = {}
+    for metric, column in own.items():
+        row[metric] = {"score": round(float(column.values.mean()), 5)}
+        for more, other in OTHERS.items():
+            theirs = columns[other][metric].values
+            row[metric][more] = paired(column.values, theirs, column.classes)
+    return row
 
 
 def children_s() -> float:
