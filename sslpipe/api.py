@@ -22,7 +22,7 @@ from sslpipe.distributed import pick_device
 from sslpipe.errors import UserError, as_path, check_count
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.embed import embed as embed_split
-from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
+from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.model import Picture
 from sslpipe.export.named import open_init
 from sslpipe.kinds import kind_of
@@ -57,7 +57,6 @@ def train(
     *,
     init: nn.Module | str | Path | None = None,
     checkpoint: str | None = None,
-    weights: Weights | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
     """Pretrain or, with a recipe that has a [sampler], fine-tune; or resume this run directory.
@@ -70,7 +69,6 @@ def train(
         init: The weights that the backbone starts from: what `load_backbone` takes, or returns. A
             run that has begun keeps them, and needs none.
         checkpoint: Of a run that `init` names, "step-00000012": this one instead of its newest.
-        weights: Of a run that `init` names: "trained" or "ema", see `load_run`.
         overrides: `section.key=value`, where `recipe` is a path.
 
     Returns:
@@ -87,7 +85,7 @@ def train(
         raise UserError("overrides are for the path of a recipe, and this is a recipe already")
     index = load_index(data)
     with reported_refusal(run_dir):
-        named = open_init(recipe, init, checkpoint=checkpoint, weights=weights, run_dir=run_dir)
+        named = open_init(recipe, init, checkpoint=checkpoint, run_dir=run_dir)
         plan = make_plan(recipe, index, named, run_dir)
     if plan.start.kind == "random" and is_finished(plan, run_dir):
         steps: int = plan.recipe.total_steps
@@ -193,7 +191,6 @@ def check_recipe(
     *,
     init: nn.Module | str | Path | None = None,
     checkpoint: str | None = None,
-    weights: Weights | None = None,
     overrides: Sequence[str] = (),
 ) -> Check:
     """Return what a run will do and take, as `sslpipe check` prints; nothing is trained or written.
@@ -206,7 +203,6 @@ def check_recipe(
         data: The data set's index, or the path or URL of its dataset.json.
         init: The weights that the backbone starts from, as in `train`.
         checkpoint: As in `train`.
-        weights: As in `train`.
         overrides: `section.key=value`, where `recipe` is a path.
 
     Returns:
@@ -219,7 +215,7 @@ def check_recipe(
 
     loaded, init = _recipe_and_start(recipe, init, overrides)
     index = load_index(data)
-    return check_plan(plan_from(loaded, index, init, checkpoint=checkpoint, weights=weights))
+    return check_plan(plan_from(loaded, index, init, checkpoint=checkpoint))
 
 
 @checked
@@ -274,11 +270,10 @@ def plan_from(
     init: nn.Module | str | Path | None,
     *,
     checkpoint: str | None = None,
-    weights: Weights | None = None,
 ) -> Plan[Any]:
     """Make the plan of a run that starts from these weights, and has no directory yet."""
     index.split(recipe.data.split)  # an unknown one is refused before weights are read
-    return make_plan(recipe, index, open_init(recipe, init, checkpoint=checkpoint, weights=weights))
+    return make_plan(recipe, index, open_init(recipe, init, checkpoint=checkpoint))
 
 
 def make_plan(

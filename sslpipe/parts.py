@@ -24,7 +24,7 @@ from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.checkpointing import checkpoint_activations
 from sslpipe.models.flops import step_flops
 from sslpipe.models.limits import within_memory
-from sslpipe.models.momentum import MomentumPair, averaged, decay_at, follow, momentum_at
+from sslpipe.models.momentum import MomentumPair, momentum_at
 from sslpipe.models.simclr import SimCLR
 from sslpipe.models.transfer import copy_weights
 from sslpipe.models.tuning import (
@@ -93,9 +93,7 @@ def build_model(recipe: Recipe, crop_px: int, init_from: SavedBackbone | None = 
         if recipe.run.activation_checkpointing:
             checkpoint_activations(backbone, recipe.backbone.kind)
         make = MomentumPair if recipe.momentum else SimCLR
-        model = make(backbone, recipe.projector)
-        model.ema = averaged(backbone) if recipe.optim.ema else None
-        return model
+        return make(backbone, recipe.projector)
 
 
 def backbones(model: Model) -> list[Backbone]:
@@ -105,11 +103,9 @@ def backbones(model: Model) -> list[Backbone]:
 
 
 def follow_trained(model: Model, recipe: Recipe, step: int) -> None:
-    """Move a momentum encoder, and an average of the backbone, behind the trained weights."""
+    """Move a momentum encoder behind the trained weights."""
     if isinstance(model, MomentumPair) and recipe.momentum is not None:
         model.follow(momentum_at(step, recipe.momentum, recipe.total_steps))
-    if model.ema is not None and recipe.optim.ema:
-        follow(model.ema, model.backbone, decay_at(step, recipe.optim.ema), buffers=True)
 
 
 def freeze_and_group(model: Model, recipe: Recipe) -> list[dict[str, Any]]:

@@ -54,7 +54,6 @@ def test_help_shows_each_argument_and_its_type_in_a_few_words(name):
         (lambda: sslpipe.load_backbone("x", crop_px="wide"), "crop_px = 'wide' .* whole number"),
         (lambda: sslpipe.export_backbone("x", "out", "onnx"), r"formats = 'onnx' .*\['onnx'\]"),
         (lambda: sslpipe.suite("x", "data", against="timm:a"), r"against = .*\['timm:a'\]"),
-        (lambda: sslpipe.train("r.toml", "data", "run", weights="best"), "weights = 'best' .*ema"),
         (lambda: sslpipe.ImageDataset("data", split=3), "split = 3 .* a text"),
         (lambda: sslpipe.build_dataset(1, name=2, split=3, origin=4), "out = 1 .* a path"),
     ],

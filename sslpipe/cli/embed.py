@@ -9,9 +9,9 @@ from sslpipe.cli.inputs import FEATURE_SUFFIXES, check_file, check_model, open_d
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import (
     SOURCES,
+    Checkpoint,
     Data,
     Embedding,
-    RunWeights,
     argument,
     command,
     option,
@@ -60,7 +60,7 @@ def embed(
     ] = None,
     *,
     embedding: Embedding,
-    run: RunWeights,
+    checkpoint: Checkpoint = None,
 ) -> None:
     """Write the features, labels and ids of every sample of a split, or of several.
 
@@ -79,7 +79,7 @@ def embed(
     from sslpipe.evaluation.embed_file import embed_to_file
 
     target, process = start(embedding.device)
-    backbone = load_model(model, run.checkpoint, run.weights).to(target)
+    backbone = load_model(model, checkpoint).to(target)
     options = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
     backbone, splits = backbone.matched(*map(index.split, files))
     view = _choose_view(backbone, {k: v for k, v in options.items() if v is not None}, model)

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar
 from sslpipe.cli.inputs import check_file, check_model, open_data
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import (
+    Checkpoint,
     Data,
     Embedding,
-    RunWeights,
     argument,
     command,
     option,
@@ -113,7 +113,7 @@ def suite(
     ] = True,
     *,
     embedding: Embedding,
-    run: RunWeights,
+    checkpoint: Checkpoint = None,
 ) -> None:
     """Measure a backbone beside pixels, random weights and others.
 
@@ -143,8 +143,7 @@ def suite(
             against=against or [],
             baselines=baselines,
             leakage=leakage,
-            checkpoint=run.checkpoint,
-            weights=run.weights,
+            checkpoint=checkpoint,
             batch_size=embedding.batch_size,
             num_workers=embedding.num_workers,
             device=embedding.device,

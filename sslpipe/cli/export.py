@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sslpipe.cli.inputs import check_features, check_folder, check_model, open_data
 from sslpipe.cli.next_step import say_next_program
-from sslpipe.cli.options import SOURCES, RunWeights, argument, command, option
+from sslpipe.cli.options import SOURCES, Checkpoint, argument, command, option
 from sslpipe.cli.terminal import load_model, new_app, say, show, working
 from sslpipe.errors import UserError
 
@@ -62,7 +62,7 @@ def export(
         ),
     ] = LEAST_EQUAL,
     overwrite: Annotated[bool, option("Replace an existing export.", "--overwrite")] = False,
-    run: RunWeights,
+    checkpoint: Checkpoint = None,
 ) -> None:
     """Export the backbone; each format is verified in a clean process.
 
@@ -79,7 +79,7 @@ def export(
 
     from sslpipe.export.write import export_model, refusals
 
-    loaded = load_model(model, run.checkpoint, run.weights, with_projector=with_projector)
+    loaded = load_model(model, checkpoint, with_projector=with_projector)
     proofs: dict[str, Agreement] = {}
     with working("export") as stage:
         written = export_model(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -118,28 +118,12 @@ Checkpoint = Annotated[
         metavar="step-N|best|last",
     ),
 ]
-Weights = Annotated[
-    Literal["trained", "ema"] | None,
-    option(
-        "For a run: load the trained weights, or their moving average (optim.ema). Default: the "
-        "trained ones; with --checkpoint best, those that scored better.",
-        show_default=False,
-    ),
-]
 NumWorkers = Annotated[int, option("Threads that decode images.", min=0)]
 Device = Annotated[str, option("auto, cpu, cuda or mps.")]
 Ids = Annotated[
     list[str] | None,
     option("Show these samples, such as '469, 523'; repeatable.", metavar="ID,ID,..."),
 ]
-
-
-@dataclass(frozen=True)
-class RunWeights:
-    """Which weights of a run are loaded."""
-
-    checkpoint: Checkpoint = None
-    weights: Weights = None
 
 
 @dataclass(frozen=True)
@@ -170,12 +154,11 @@ class Training:
         ),
     ] = None
     checkpoint: Checkpoint = None
-    weights: Weights = None
 
     @property
     def start(self) -> dict[str, str]:
-        """Those of --init, --checkpoint and --weights that are given, by their names."""
-        start = {"init": self.init, "checkpoint": self.checkpoint, "weights": self.weights}
+        """Those of --init and --checkpoint that are given, by their names."""
+        start = {"init": self.init, "checkpoint": self.checkpoint}
         return {name: value for name, value in start.items() if value is not None}
 
     def words(self, data: str) -> list[str]:
@@ -190,12 +173,11 @@ class Model:
 
     model: Annotated[Path, option(f"A run directory, {SOURCES}.", metavar="MODEL")]
     checkpoint: Checkpoint = None
-    weights: Weights = None
     device: Device = "auto"
 
     def load(self) -> "FrozenBackbone":
         """Load it, and say which weights of a run were chosen."""
-        return load_model(self.model, self.checkpoint, self.weights, device=self.device)
+        return load_model(self.model, self.checkpoint, device=self.device)
 
 
 @dataclass(frozen=True)

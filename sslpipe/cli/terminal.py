@@ -177,12 +177,11 @@ def say_once(text: str) -> None:
 def load_model(
     source: str | Path,
     checkpoint: str | None,
-    weights: Any,
     *,
     device: str = "cpu",
     with_projector: bool | None = None,
 ) -> "FrozenBackbone":
-    """Load a backbone; say which weights of a run were chosen, unless its newest trained ones.
+    """Load a backbone; say which weights of a run were chosen, unless its newest ones.
 
     `device` is that of --device; `with_projector` as in `load_backbone`.
     """
@@ -190,12 +189,7 @@ def load_model(
     from sslpipe.export.load import load_backbone, weights_text
 
     target = pick_device(device, f"--device {device}")
-    model = load_backbone(
-        source,
-        checkpoint=checkpoint,
-        weights=weights,
-        with_projector=with_projector,
-    )
+    model = load_backbone(source, checkpoint=checkpoint, with_projector=with_projector)
     if text := weights_text(model):
         say_once(text)
     return model.to(target)

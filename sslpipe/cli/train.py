@@ -96,9 +96,7 @@ def check(
     from sslpipe.plan import Pretraining
 
     source = recorded.start_of(training.recipe, training.init)
-    plan = plan_from(
-        loaded, index, source, checkpoint=training.checkpoint, weights=training.weights
-    )
+    plan = plan_from(loaded, index, source, checkpoint=training.checkpoint)
     with working("check: a step is timed"):
         result = check_plan(plan)
     SafeConsole().print(result.render())
@@ -176,7 +174,6 @@ def train(
         run_dir,
         init=training.init,
         checkpoint=training.checkpoint,
-        weights=training.weights,
     )
     end_processes()
     if status := stopped_status():
@@ -216,9 +213,7 @@ def preview(
     from sslpipe.sharding.show import sample_lines, save_sheet
 
     source = recorded.start_of(training.recipe, training.init)
-    plan = plan_from(
-        loaded, index, source, checkpoint=training.checkpoint, weights=training.weights
-    )
+    plan = plan_from(loaded, index, source, checkpoint=training.checkpoint)
     grid, drawn = preview(plan, ids=chosen, epoch=epoch)
     save_sheet(grid, out)
     for line in sample_lines(index, loaded.data.split, drawn):

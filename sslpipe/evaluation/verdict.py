@@ -155,16 +155,15 @@ def _compare(
 
 
 def unfinished(facts: Tree, steps: Any = None) -> str:
-    """Warn of weights that are not of the end of training, or not the trained ones; else ''."""
+    """Warn of weights that are not of the end of training; else ''."""
     step = facts.get("step")
     steps = facts.get("steps") if steps is None else steps
-    averaged = "the averaged weights (optim.ema)" if facts.get("weights") == "ema" else ""
     if not (isinstance(step, int) and isinstance(steps, int) and 0 <= step < steps):
-        return f"Evaluated are {averaged}." if averaged else ""
-    if "checkpoint" in facts or averaged:  # somebody chose it
+        return ""
+    if "checkpoint" in facts:  # somebody chose it
         reason = facts.get("checkpoint_reason")
-        said = [averaged] * bool(averaged) + ([reason] if isinstance(reason, str) else [])
-        return f"Evaluated at step {', '.join([f'{step:,} of {steps:,}', *said])}."
+        because = f", {reason}" if isinstance(reason, str) else ""
+        return f"Evaluated at step {step:,} of {steps:,}{because}."
     return f"Evaluated at step {step:,} of {steps:,}, unfinished: the train command resumes it."
 
 

@@ -32,7 +32,6 @@ from sslpipe.models.state import float32_by_default, module_sha256
 from sslpipe.portable import memory_is_short
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.reading import parse_recipe
-from sslpipe.recipe.sections import Weights
 from sslpipe.registry.plugins import made_with
 from sslpipe.registry.schema import SparseSettings, refusals
 from sslpipe.run.checkpoint_files import choose_checkpoint, read_state
@@ -40,9 +39,7 @@ from sslpipe.run.records import DataDescription, plugins_of, read_description
 from sslpipe.weights.reader import read_weights
 from sslpipe.weights.source import HUBS, Source, fetch, parse_source
 
-__all__ = ["Config", "FrozenBackbone", "Weights", "freeze"]  # of other modules
-
-PREFIXES: dict[Weights, str] = {"trained": "backbone.", "ema": "ema."}  # in a checkpoint's file
+__all__ = ["Config", "FrozenBackbone", "freeze"]  # of other modules
 
 
 @checked
@@ -52,7 +49,6 @@ def load_backbone(
     *,
     architecture: str | None = None,
     checkpoint: str | None = None,
-    weights: Weights | None = None,
     component: SparseSettings | None = None,
     crop_px: int | None = None,
     with_projector: bool | None = None,
@@ -68,7 +64,6 @@ def load_backbone(
         architecture: Of a network in memory: "torchvision/resnet50", "timm/NAME"; a timm network
             knows its own.
         checkpoint: Of a run directory, as in `load_run`.
-        weights: Of a run directory, as in `load_run`.
         component: A recipe's [backbone], which weights of another program must fit; None: theirs.
         crop_px: Side of the images that weights of another program will see; None: as in training.
             An export and a run have their own.
@@ -98,18 +93,14 @@ def load_backbone(
     if parsed.scheme in HUBS:
         parsed = replace(fetch(parsed), px=parsed.px)
     is_run = parsed.scheme == "sslpipe" and (parsed.path / "recipe.json").exists()
-    for option, value in (("--checkpoint", checkpoint), ("--weights", weights)):
-        if value is not None and not is_run:
-            raise UserError(f"{option} {value} is for a run directory, and {source} is not one")
+    if checkpoint is not None and not is_run:
+        raise UserError(f"--checkpoint {checkpoint} is for a run directory; {source} is not one")
     if parsed.scheme == "join":
         model = join([load_backbone(part.text) for part in parsed.parts], parsed.text)
     elif parsed.scheme == "sslpipe":
         if is_run:
             model = load_run(
-                parsed.path,
-                with_projector=bool(with_projector),
-                checkpoint=checkpoint,
-                weights=weights,
+                parsed.path, with_projector=bool(with_projector), checkpoint=checkpoint
             )
         else:
             model = _load_export(parsed.path)
@@ -150,14 +141,13 @@ def _as_trained(model: FrozenBackbone) -> FrozenBackbone:
 
 
 def weights_text(model: FrozenBackbone) -> str:
-    """Return which weights of a run were chosen; "" where they are its newest trained ones."""
+    """Return which weights of a run were chosen; "" where they are its newest ones."""
     facts = model.config.facts
-    if not {"checkpoint", "weights", "checkpoint_reason"} & {*facts}:
+    if not {"checkpoint", "checkpoint_reason"} & {*facts}:
         return ""
-    kind = "averaged (optim.ema)" if facts.get("weights") == "ema" else "trained"
     name = facts.get("checkpoint", "the newest checkpoint")
     reason = f"; {facts['checkpoint_reason']}" if "checkpoint_reason" in facts else ""
-    return f"weights: {name} of {facts.get('name')}, {kind}{reason}"
+    return f"weights: {name} of {facts.get('name')}{reason}"
 
 
 def _load_weights(
@@ -230,7 +220,6 @@ def load_run(
     *,
     with_projector: bool = False,
     checkpoint: str | None = None,
-    weights: Weights | None = None,
 ) -> FrozenBackbone:
     """Load the backbone of a run's checkpoint: the one place that knows its files.
 
@@ -239,16 +228,14 @@ def load_run(
         with_projector: Load the projector, too.
         checkpoint: "step-00000012", "best" or "last"; `Config.facts` names it. None: the best of a
             run whose start was a candidate (run.keep = "best"), else the newest.
-        weights: "ema": the moving average that optim.ema keeps, and `Config.facts` says so; None:
-            of "best" those that were better, else the "trained" ones.
 
     Raises:
-        ExportError: There is no projector, or no average.
+        ExportError: There is no projector.
         UserError: There is no run or checkpoint, or a file is damaged: an older checkpoint is taken
             only where it is named.
     """
     # what the run wrote down; what the checkpoint says of it counts
-    folder, weights, is_named, reason = choose_checkpoint(run_dir, checkpoint, weights)
+    folder, is_named, reason = choose_checkpoint(run_dir, checkpoint)
     state = read_state(folder)
     identity = state.identity
     written = read_description(run_dir, "recipe.json", Tree)
@@ -270,10 +257,6 @@ def load_run(
         if state.view is not None:  # of a run from weights: resized as they are used to
             view = EvalView(**state.view)
         # the weights
-        if weights == "ema" and recipe.optim.ema is None:
-            raise ExportError(
-                f"{run_dir} keeps no average of its weights: it was trained without optim.ema"
-            )
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
     projector = None
     projector_config = recipe.projector if isinstance(recipe, Recipe) else None
@@ -283,7 +266,7 @@ def load_run(
         projector = build_projector(backbone.num_features, projector_config)
     try:
         tensors = load_file(folder / "model.safetensors")
-        backbone.load_state_dict(_part(tensors, PREFIXES[weights]), strict=True)
+        backbone.load_state_dict(_part(tensors, "backbone."), strict=True)
         if projector is not None:
             projector.load_state_dict(_part(tensors, "projector."), strict=True)
     except (SafetensorError, RuntimeError) as error:
@@ -294,7 +277,6 @@ def load_run(
     optional = {
         "checkpoint": folder.name if is_named else None,
         "checkpoint_reason": reason or None,
-        "weights": None if weights == "trained" else weights,
         "init": state.init,  # the weights that the run started from
         # whoever gets an export has them elsewhere
         "plugins": [Path(name).name for name in plugins_of(run_dir)] or None,

@@ -157,9 +157,9 @@ class FrozenBackbone(SavedBackbone):
 
     @property
     def checkpoint_metadata(self) -> dict[str, str]:
-        """What results say of a checkpoint and weights ("ema") that are not the usual ones."""
+        """What results say of a checkpoint that is not the usual one."""
         facts = self.config.facts
-        return {key: facts[key] for key in ("checkpoint", "weights") if key in facts}
+        return {key: facts[key] for key in ("checkpoint",) if key in facts}
 
     def features_metadata(self, view: EvalView, split: Split) -> dict[str, Any]:
         """Return all that decides the features of a split, for their file to carry."""

@@ -13,7 +13,7 @@ from sslpipe.export.load import load_backbone
 from sslpipe.export.model import FrozenBackbone
 from sslpipe.export.start import KEPT, init_facts, with_channels
 from sslpipe.models.backbones import JOIN
-from sslpipe.recipe.sections import RunRecipe, Weights
+from sslpipe.recipe.sections import RunRecipe
 from sslpipe.weights.source import parse_source
 
 LARGER = 1.5  # evaluated images than training views, tune.eval_crop_px = "auto"
@@ -24,7 +24,6 @@ def open_init(
     source: nn.Module | str | Path | None,
     *,
     checkpoint: str | None = None,
-    weights: Weights | None = None,
     run_dir: Path | None = None,
 ) -> FrozenBackbone | None:
     """Load the weights that a run is to start from; None: random ones, or it keeps its own.
@@ -35,21 +34,19 @@ def open_init(
         recipe: Its views count; its [backbone], where weights of another program fit it.
         source: What `load_backbone` takes, or what is loaded already.
         checkpoint: As in `load_backbone`.
-        weights: As in `load_backbone`.
         run_dir: Of the run: once it keeps its start, that source is read no more.
 
     Raises:
         UserError: As `load_backbone`.
     """
     if source is None or isinstance(source, FrozenBackbone):
-        for option, value in (("--checkpoint", checkpoint), ("--weights", weights)):
-            if value is not None:
-                raise UserError(f"{option} {value} is for an --init that is a run directory")
+        if checkpoint is not None:
+            raise UserError(f"--checkpoint {checkpoint} is for an --init that is a run directory")
         return source
     if run_dir is not None and (run_dir / KEPT).exists():
         kept = init_facts(read_folder(run_dir / KEPT))["source"]
-        chosen = checkpoint or weights  # of a run: is it the one that was taken?
-        if kept == str(source) and not (chosen and Path(str(source)).exists()):
+        # of a run: is the named checkpoint the one that was taken?
+        if kept == str(source) and not (checkpoint and Path(str(source)).exists()):
             return None  # it may have gone since, and a hub may be out of reach
     parsed = None if isinstance(source, nn.Module) else parse_source(source)
     crop_px = recipe.augment.arguments.get("crop_px")
@@ -63,7 +60,6 @@ def open_init(
         load_backbone,
         source,
         checkpoint=checkpoint,
-        weights=weights,
         crop_px=crop_px if isinstance(crop_px, int) else None,
     )
     try:
@@ -80,6 +76,6 @@ def open_init(
     facts = model.config.facts
     if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter
         report: dict[str, Any] = {"source": str(source), "format": "sslpipe"}
-        report |= {key: facts[key] for key in ("name", "step", "weights", "part") if key in facts}
+        report |= {key: facts[key] for key in ("name", "step", "part") if key in facts}
         model.update_config(facts={"init": report})
     return model

@@ -148,11 +148,10 @@ class Start:
         first = tune.projector_first_steps
         frozen = f", frozen for the first {first} steps" if first else ""
         source = f"{facts['source'] or 'a model'} (sha256 {facts['weights_sha256'][:16]})"
-        kind = "averaged weights" if facts.get("weights") == "ema" else "weights"
         part = f", its part {facts['part']}" if "part" in facts else ""
         channels = facts.get("channels", ())
         fitted = f", the first layer fitted to {', '.join(channels)}" if channels else ""
-        return f"; {kind} of {source}{part}{fitted}{frozen}"
+        return f"; weights of {source}{part}{fitted}{frozen}"
 
     def remark(self, recipe: RunRecipe) -> str | None:
         """Return which settings of a [backbone] as it was given the weights replace, if any."""

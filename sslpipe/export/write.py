@@ -33,7 +33,7 @@ from sslpipe.data.index import Split
 from sslpipe.errors import ExportError, as_path, did_you_mean
 from sslpipe.export.folder import sha256_sums
 from sslpipe.export.formats import FORMATS, usage_lines
-from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
+from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.model_card import model_card
 from sslpipe.export.onnx_files import (
     INT8,
@@ -60,7 +60,6 @@ def export_backbone(
     *,
     with_projector: bool = False,
     checkpoint: str | None = None,
-    weights: Weights | None = None,
     overwrite: bool = False,
 ) -> dict[str, Path]:
     """Write a backbone into a folder: one that is loaded, or of a run's checkpoint.
@@ -72,7 +71,6 @@ def export_backbone(
         formats: As there.
         with_projector: Write the projector of a run, too; a loaded one has what it was loaded with.
         checkpoint: Of a run, as in `load_run`.
-        weights: Of a run, as in `load_run`.
         overwrite: As in `export_model`.
 
     Raises:
@@ -80,9 +78,7 @@ def export_backbone(
         UserError: See `load_run`.
     """
     out = as_path(out, "out")
-    model = load_backbone(
-        source, with_projector=with_projector or None, checkpoint=checkpoint, weights=weights
-    )
+    model = load_backbone(source, with_projector=with_projector or None, checkpoint=checkpoint)
     return export_model(model, out, formats, overwrite=overwrite)
 
 

@@ -16,7 +16,6 @@ from sslpipe.metric_learning.losses.pairwise import LabelCounts, unit
 from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.parts import FinetuningParts
 from sslpipe.metric_learning.sampling import pk_batches
-from sslpipe.models.momentum import follow_average
 from sslpipe.run.opening import open_run
 from sslpipe.run.run import Run
 
@@ -61,8 +60,6 @@ def finetune(plan: Finetuning, run_dir: Path, parts: FinetuningParts | None = No
                 ids = ids[rows]
                 if task.queue is not None:
                     task.queue.push(embeddings, labels, ids)
-                if task.ema is not None and recipe.optim.ema:
-                    follow_average(task.ema, task.backbone, recipe.optim.ema, step)
                 if neighbours is not None:  # at an epoch's end the next table is made
                     neighbours.follow(embeddings, labels.masked_fill(decision.skipped, -1))
                     if (step + 1) % order.steps_per_epoch == 0:

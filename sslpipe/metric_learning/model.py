@@ -91,7 +91,6 @@ class MetricTask(nn.Module):
         self.weights = tuple(weights)
         self.miner = miner
         self.queue = queue
-        self.ema: Backbone | None = None  # see momentum.averaged
 
     def forward(
         self,

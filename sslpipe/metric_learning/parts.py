@@ -18,7 +18,6 @@ from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.checkpointing import checkpoint_activations
 from sslpipe.models.limits import within_memory
-from sslpipe.models.momentum import averaged
 from sslpipe.models.transfer import copy_weights
 from sslpipe.models.tuning import (
     freeze_layers,
@@ -68,8 +67,6 @@ class FinetuningParts(TrainingParts):
         """Return what a checkpoint holds beside the optimizer; `model` is what an export takes."""
         task = self.model
         exported = nn.ModuleDict({"backbone": task.backbone})
-        if task.ema is not None:
-            exported["ema"] = task.ema
         saved: dict[str, nn.Module] = {"model": exported, "losses": task.losses}
         if task.miner is not None:
             saved["miner"] = task.miner
@@ -121,7 +118,6 @@ def build_task(
         queue = None if recipe.queue is None else EmbeddingQueue(recipe.queue.size, dim)
     weights = [1.0, *(term.weight for term in recipe.also)]
     task = MetricTask(backbone=backbone, losses=losses, weights=weights, miner=miner, queue=queue)
-    task.ema = averaged(backbone) if recipe.optim.ema else None
     return task
 
 

@@ -1,4 +1,4 @@
-"""Moving averages of an encoder: one makes the keys of its queries, one is evaluated."""
+"""A moving average of an encoder, which makes the keys of its queries."""
 
 import copy
 import math
@@ -39,7 +39,6 @@ class MomentumPair(nn.Module):
         trained = SimCLR(backbone, projector)
         self.backbone = trained.backbone
         self.projector = trained.projector
-        self.ema = trained.ema
         self.momentum = without_parameters(copy.deepcopy(trained))
 
     def forward(self, views: Tensor) -> Tensor:
@@ -62,30 +61,10 @@ class MomentumPair(nn.Module):
     @torch.no_grad()
     def follow(self, momentum: float) -> None:
         """Move the copy after an optimizer step: momentum * it + (1 - momentum) * the trained."""
-        follow(self.momentum, self, momentum)
-
-
-@torch.no_grad()
-def follow(slow: nn.Module, trained: nn.Module, momentum: float, *, buffers: bool = False) -> None:
-    """Make momentum * itself + (1 - momentum) * the trained of each weight of a copy, in place.
-
-    Args:
-        slow: What `without_parameters` made of a copy.
-        trained: The module that it follows.
-        momentum: Of this step.
-        buffers: Move buffers of floats likewise, and take over the others; else they stay.
-    """
-    copies = dict(slow.named_buffers())
-    sources: dict[str, Tensor] = dict(trained.named_parameters())
-    if buffers:
-        for name, buffer in trained.named_buffers():
-            if buffer.is_floating_point():
-                sources[name] = buffer
-            else:
-                copies[name].copy_(buffer)
-    moved = [copies[name] for name in sources]
-    weights = list(sources.values())
-    torch._foreach_lerp_(moved, weights, 1 - momentum)
+        copies = dict(self.momentum.named_buffers())
+        trained = dict(self.named_parameters())
+        slow = [copies[name] for name in trained]
+        torch._foreach_lerp_(slow, list(trained.values()), 1 - momentum)
 
 
 def without_parameters(module: ModuleT) -> ModuleT:
@@ -114,41 +93,3 @@ def momentum_at(step: int, settings: Momentum, steps: int) -> float:
     if settings.schedule == "constant":
         return settings.start
     return 1 - (1 - settings.start) * (1 + math.cos(math.pi * step / steps)) / 2
-
-
-def averaged(backbone: Backbone) -> Backbone:
-    """Copy a backbone for `follow_average`: the average's start.
-
-    The copy is all buffers, as in `MomentumPair`; its keys are the backbone's.
-    """
-    return without_parameters(copy.deepcopy(backbone))
-
-
-@torch.no_grad()
-def follow_average(average: Backbone, backbone: Backbone, decay: float, step: int) -> None:
-    """Move an average towards its backbone after the optimizer step of this number, in place.
-
-    BatchNorm's statistics are averaged as the weights are, and its counts taken over.
-
-    Args:
-        average: What `averaged` made.
-        backbone: The trained one.
-        decay: The recipe's optim.ema.
-        step: Counts from 0.
-    """
-    follow(average, backbone, decay_at(step, decay), buffers=True)
-
-
-def decay_at(step: int, decay: float) -> float:
-    """Compute the part of itself that an average keeps at one step: at most (1 + t) / (10 + t).
-
-    With a constant one, a short run's average would be mostly its random start.
-
-    Args:
-        step: t, counts from 0.
-        decay: The recipe's optim.ema.
-
-    Source:
-        TensorFlow's `ExponentialMovingAverage` with num_updates.
-    """
-    return min(decay, (1 + step) / (10 + step))

@@ -53,7 +53,6 @@ class SimCLR(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.projector = build_projector(backbone.num_features, projector)
-        self.ema: Backbone | None = None  # see momentum.averaged
 
     def forward(self, views: Tensor) -> Tensor:
         """Compute z (2B, D) of views (2B, 3, S, S), not normalised; the loss normalises."""

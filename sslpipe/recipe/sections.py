@@ -28,7 +28,6 @@ Threads = Annotated[int, Field(ge=0, le=1024)]
 TRACKER_NAMES = ("wandb", "tensorboard", "trackio")
 Rate = Annotated[float, Field(ge=0, le=1e12)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Weights = Literal["trained", "ema"]  # of an encoder in a checkpoint; ema: those of optim.ema
 
 
 def _no_twins(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -79,10 +78,6 @@ class Optim(KindSettings):
     """The rate after the warm-up; cosine ends at 0."""
     clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Largest norm of the global gradient; none: not clipped."""
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Keep a moving average of the encoder's weights: its part of itself at each step, 0.999 say;
-    at the start (1 + step) / (10 + step) at most. It is saved and scored (`ema_...`), too, may be
-    the better one for `run.keep`, and is what `--weights ema` takes; none: off."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"
     """Of the model's arithmetic. auto: bf16 on a CUDA device that has it (Ampere and newer), else
     fp32; fp16 needs CUDA; fp64: for reference runs, exact to rounding. On CUDA, convolutions in
@@ -143,10 +138,10 @@ class RunConfig(Settings):
     """How many checkpoints stay; one of them may be in the middle of being written."""
     keep: Literal["last", "best"] | None = None
     """Not set: best in a run from weights and in a fine-tuning, if samples are held out to choose
-    by, else last. best: the checkpoint of the best evaluation stays, as `--checkpoint best`. With
-    `optim.ema` the trained and the averaged weights both compete. In a run from weights these
-    compete, too, as step 0, and every command takes the best unless --checkpoint says otherwise: it
-    is never below the start, by the held-out images. Else every command takes the last one."""
+    by, else last. best: the checkpoint of the best evaluation stays, as `--checkpoint best`. In a
+    run from weights these compete, too, as step 0, and every command takes the best unless
+    --checkpoint says otherwise: it is never below the start, by the held-out images. Else every
+    command takes the last one."""
     patience: NonNegative = 0
     """End the run, as done, when so many evaluations in a row were no better than the best one; 0:
     never. The learning rate still follows the whole length of the run."""

@@ -19,7 +19,6 @@ from sslpipe.files import Tree
 from sslpipe.report.page import number, render
 from sslpipe.report.results import feature_colours, table_lines
 from sslpipe.report.run import RunFiles
-from sslpipe.run.best import EMA
 
 MOST_POINTS = 600  # of a line; more would not be seen on 300 px
 MOST_DOTS = 30  # of a line whose points are marked
@@ -234,12 +233,8 @@ def charts(run: RunFiles, wanted: Sequence[Chart]) -> Markup:
     absent = []
     for title, numbers, within, kind in wanted:
         lines = run.train if kind == "train" else run.evals
-        # beside each what was scored of the weights that optim.ema averages, where it was
-        averaged = {f"{EMA}{key}": f"{what} of averaged weights" for key, what in numbers.items()}
-        known = {key for line in lines for key in line}
-        keys = numbers | {key: what for key, what in averaged.items() if key in known}
         series = []
-        for place, (key, what) in enumerate(keys.items(), 1):
+        for place, (key, what) in enumerate(numbers.items(), 1):
             there = [line for line in lines if key in line]
             x, y = (np.array([line[k] for line in there], dtype=np.float64) for k in ("step", key))
             series.append(Series(what, x, y, f"var(--series-{place})"))

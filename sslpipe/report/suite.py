@@ -38,7 +38,7 @@ from sslpipe.evaluation.protocols import Pair
 from sslpipe.evaluation.suite_file import check_split, features_name, own_name
 from sslpipe.evaluation.table import Leaks, check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES
-from sslpipe.export.load import FrozenBackbone, Weights, load_backbone, weights_text
+from sslpipe.export.load import FrozenBackbone, load_backbone, weights_text
 from sslpipe.files import json_text, parse_object, write_json
 from sslpipe.run.trackers import log_evaluation
 from sslpipe.satellites import offered
@@ -93,7 +93,6 @@ def suite(
     baselines: bool = True,
     leakage: bool = True,
     checkpoint: str | None = None,
-    weights: Weights | None = None,
     batch_size: int = 256,
     num_workers: int = 2,
     device: str = "auto",
@@ -118,7 +117,6 @@ def suite(
         baselines: Also measure pixels and random weights.
         leakage: Find test samples that are also in train, and score without them, too.
         checkpoint: Of a run, "step-00000012": this one instead of its newest.
-        weights: Of a run: "trained" or "ema".
         batch_size: Images embedded at a time.
         num_workers: Threads that decode.
         device: Where to compute: "auto", "cpu", "cuda" or "mps".
@@ -159,7 +157,7 @@ def suite(
     if isinstance(model, FrozenBackbone):
         backbone = load_backbone(copy.deepcopy(model))
     else:
-        backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
+        backbone = load_backbone(model, checkpoint=checkpoint)
     if chosen := weights_text(backbone):
         say(chosen)
     others, not_compared = load_compared(compared, folder, backbone, {"ssl", *BASELINES})

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from sslpipe.distributed import broadcast_object
-from sslpipe.recipe.sections import RunConfig, Weights
+from sslpipe.recipe.sections import RunConfig
 from sslpipe.run.checkpoint_files import BestEntry
 
-EMA = "ema_"  # before the names of an evaluation's numbers of averaged weights
 # what decides: the first that the first evaluation has
 LABELLED = ("holdout_map_at_r", "validation_map_at_r")
 UNLABELLED = "holdout_view_recall"
@@ -29,7 +28,6 @@ class Entry(NamedTuple):
     """The best evaluation so far, as state.json has it."""
 
     step: int | None = None  # steps done there; None before the first one
-    weights: Weights = "trained"  # the better ones there
     value: float = -math.inf  # their score, larger is better
     since: int = 0  # evaluations after it, none of which was better
     measure: str = ""  # what is compared, as the first evaluation decided
@@ -42,7 +40,6 @@ class Entry(NamedTuple):
 class Best:
     """Follows the evaluations of a run; the same on all ranks.
 
-    With optim.ema the better ones of trained and averaged weights count, of equal ones the trained.
     Where the start is a candidate, every command takes the best checkpoint by default.
 
     Args:
@@ -77,14 +74,12 @@ class Best:
         """Take in an evaluation's numbers after `done` steps; rank 0 has them. Collective."""
         if not self._keeps and not self._patience:
             return
-        averaged = {k.removeprefix(EMA): v for k, v in values.items() if k.startswith(EMA)}
         measure = broadcast_object(self.entry.measure or measured(values))
         self.entry = self.entry._replace(measure=measure, since=self.entry.since + 1)
         self._before = self.entry
-        scores = broadcast_object((self._score(values), self._score(averaged)))
-        for weights, score in zip(get_args(Weights), scores, strict=True):
-            if score is not None and score > self.entry.value:
-                self.entry = self.entry._replace(step=done, weights=weights, value=score, since=0)
+        score = broadcast_object(self._score(values))
+        if score is not None and score > self.entry.value:
+            self.entry = self.entry._replace(step=done, value=score, since=0)
         self._is_new = self.entry.since == 0
 
     def _score(self, values: Values) -> float | None:
@@ -117,12 +112,9 @@ class Best:
     def state(self) -> dict[str, Any]:
         """Return what state.json says of it; {} where nothing is kept or waited for."""
         step = self.entry.step
-        weights = self.entry.weights
         if step is None or not (self._keeps or self._patience):
             return {}
         entry = {key: value for key, value in self.entry._asdict().items() if value is not None}
-        if weights == "trained":  # which is what no entry means
-            del entry["weights"]
         name = {"name": f"step-{step:08d}"} if self._keeps else {}
         return {"best": {**entry, **name}}
 
@@ -149,8 +141,6 @@ def measured(values: Mapping[str, float | None]) -> str:
 
 
 def best_score(values: Mapping[str, float | None]) -> float:
-    """Return what an evaluation is compared by, of its better weights; NaN where it has none."""
-    measure = measured(values)
-    scores = (values.get(f"{prefix}{measure}") for prefix in ("", EMA))
-    finite = [score for score in scores if score is not None and math.isfinite(score)]
-    return max(finite, default=math.nan)
+    """Return what an evaluation is compared by; NaN where it has no such number."""
+    score = values.get(measured(values))
+    return math.nan if score is None else score

@@ -13,7 +13,6 @@ from pydantic import ConfigDict, Field
 from sslpipe.errors import CheckpointError, UserError
 from sslpipe.files import Finite, Int64, Stored, read_json
 from sslpipe.portable import sha256_of
-from sslpipe.recipe.sections import Weights
 
 FILES = {"model.safetensors", "parts.pt", "state.json"}  # of a checkpoint, beside its manifest
 
@@ -45,7 +44,6 @@ class BestEntry(Stored):
 
     name: str | None = None  # of its checkpoint, where the run keeps it
     step: Int64
-    weights: Weights = "trained"  # the better ones there
     value: Finite  # their score, larger is better
     since: Int64 = 0  # evaluations after it, none of which was better
     measure: str = ""  # what is compared, as the first evaluation decided
@@ -85,10 +83,9 @@ class State(Stored):
 
 
 class BestOf(NamedTuple):
-    """The best checkpoint of a run, and which of its weights were."""
+    """The best checkpoint of a run."""
 
     name: str
-    weights: Weights
     reason: str = ""  # of a run from weights whose start was a candidate: commands take the best
 
 
@@ -97,7 +94,7 @@ def best_of(checkpoint: Path) -> BestOf | None:
     with suppress(CheckpointError):
         best = read_state(checkpoint).best
         if best is not None and best.name is not None:
-            return BestOf(best.name, best.weights, best.reason)
+            return BestOf(best.name, best.reason)
     return None
 
 
@@ -148,33 +145,31 @@ def named(run_dir: Path, name: str) -> Path:
 
 
 class Choice(NamedTuple):
-    """A checkpoint of a run, and which weights of its encoder are meant."""
+    """A checkpoint of a run that a command takes."""
 
     folder: Path
-    weights: Weights
     is_named: bool = False  # somebody asked for it, or it is not the newest
     reason: str = ""  # of a run from weights whose best one is taken
 
 
-def choose_checkpoint(run_dir: Path, name: str | None, weights: Weights | None) -> Choice:
-    """Find the checkpoint and the weights that a command means by --checkpoint and --weights.
+def choose_checkpoint(run_dir: Path, name: str | None) -> Choice:
+    """Find the checkpoint that a command means by --checkpoint.
 
     Args:
         run_dir: The run directory.
         name: One for `named`; "last": the newest; "best": what the newest one says is the best so
             far; None: the best where the weights that the run started from were a candidate
             (run.keep = "best"), else the newest.
-        weights: None: of "best" those that were better there, else the trained ones.
 
     Raises:
         CheckpointError: It is not there, or damaged; or the run keeps no best one.
     """
     if name not in (None, "best", "last"):
-        return Choice(named(run_dir, name), weights or "trained", is_named=True)
+        return Choice(named(run_dir, name), is_named=True)
     last = latest(run_dir)
     best = None if name == "last" else best_of(last)
     if name != "best" and (best is None or not best.reason):
-        return Choice(last, weights or "trained")
+        return Choice(last)
     if best is None:
         raise CheckpointError(
             f"{run_dir} keeps no best checkpoint: run.keep = 'last', or no evaluation had a number "
@@ -182,7 +177,6 @@ def choose_checkpoint(run_dir: Path, name: str | None, weights: Weights | None) 
         )
     return Choice(
         named(run_dir, best.name),
-        weights or best.weights,
         is_named=name == "best" or best.name != last.name,
         reason=best.reason,
     )

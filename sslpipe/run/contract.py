@@ -46,7 +46,7 @@ class TrainingParts(ABC):
     Attributes:
         augment: Makes the views of a batch.
         model: What is optimised: views (B, C, S, S), and what else its forward takes, in one call.
-            It has a `backbone`, and as `ema` its average, or None.
+            It has a `backbone`.
     """
 
     augment: Views
@@ -57,12 +57,6 @@ class TrainingParts(ABC):
         """The encoder, which evaluations embed by."""
         encoder: nn.Module = self.model.backbone
         return encoder
-
-    @property
-    def ema(self) -> nn.Module | None:
-        """Its average, with optim.ema, which they embed by, too."""
-        average: nn.Module | None = self.model.ema
-        return average
 
     @property
     def encoder(self) -> nn.Module | None:
@@ -271,4 +265,4 @@ class PretrainingPlan(Plan[PretrainingPartsT]):
 
     @abstractmethod
     def follow(self, parts: PretrainingPartsT, step: int) -> None:
-        """Move a momentum encoder, and an average of the backbone, behind the trained weights."""
+        """Move a momentum encoder behind the trained weights."""

@@ -1,11 +1,6 @@
-"""Evaluations during a run: held-out samples are scored, the best is followed, a fall is reported.
+"""Evaluations during a run: on held-out samples; the best is followed, a fall is reported."""
 
-Who is scored is the backbone, and with optim.ema its average, whose numbers begin with "ema_".
-"""
-
-from torch import nn
-
-from sslpipe.run.best import EMA, Best
+from sslpipe.run.best import Best
 from sslpipe.run.contract import Evaluator, PartsT, Plan, Scores
 from sslpipe.run.directory import HeldDirectory
 from sslpipe.run.health import StartAlarm
@@ -16,7 +11,7 @@ MOST_SHEETS = 20  # pictures of neighbours in a run, evenly spread over its eval
 
 
 class Monitor:
-    """Evaluates a run's backbones on the held-out samples of its plan. All of it is collective.
+    """Evaluates a run's backbone on the held-out samples of its plan. All of it is collective.
 
     Args:
         plan: Says whether samples are held out, and when they are scored.
@@ -28,7 +23,6 @@ class Monitor:
 
     Attributes:
         best: The same.
-        backbones: Those that are scored, by what their numbers' names begin with.
     """
 
     def __init__(
@@ -46,11 +40,7 @@ class Monitor:
         self._evaluator = evaluator
         self._held = held
         self._reporter = reporter
-        self.backbones: dict[str, nn.Module] = {}
-        if len(plan.watched):
-            self.backbones[""] = parts.backbone
-            if parts.ema is not None:
-                self.backbones[EMA] = parts.ema
+        self._backbone = parts.backbone
         # of an earlier start of this run, if it scored the weights that it started from
         lines = read_metrics(held.run_dir, "eval") if held.process.rank == 0 else []
         self._start_alarm = StartAlarm(lines[0] if lines and lines[0]["step"] == 0 else {})
@@ -58,7 +48,7 @@ class Monitor:
     @property
     def is_on(self) -> bool:
         """Whether the run is evaluated at all."""
-        return bool(self.backbones) and bool(self._plan.recipe.run.monitor_steps)
+        return len(self._plan.watched) > 0 and bool(self._plan.recipe.run.monitor_steps)
 
     def score_start(self) -> None:
         """Score the weights that a run starts from; with run.keep = "best" they are a candidate.
@@ -87,15 +77,9 @@ class Monitor:
         return scores.numbers
 
     def measure(self, done: int) -> Scores:
-        """Score all backbones after `done` steps; what can be drawn is of the trained one."""
+        """Score the backbone after `done` steps."""
         self._held.watchdog(done, "evaluating")
-        numbers: dict[str, float] = {}
-        draw = None
-        for prefix, backbone in self.backbones.items():
-            scores = self._evaluator.score(backbone)
-            numbers |= {f"{prefix}{name}": value for name, value in scores.numbers.items()}
-            draw = draw or scores.draw
-        return Scores(numbers, draw)
+        return self._evaluator.score(self._backbone)
 
 
 def shows_neighbours(done: int, monitor_steps: int, total_steps: int) -> bool:

@@ -132,8 +132,6 @@ def _newest_checkpoint(run_dir: Path) -> dict[str, Any] | None:
     summary |= {"bytes": size, "kept": len(checkpoint_names(last.parent))}
     if (best := best_of(last)) is not None:
         summary["best"] = best.name
-        if best.weights != "trained":
-            summary["best_weights"] = best.weights
     return summary
 
 
@@ -198,7 +196,6 @@ def render(summary: dict[str, Any]) -> Group:
             f"{checkpoint['name']}, {age} old, {checkpoint['bytes'] / 1e6:.1f} MB; "
             f"{checkpoint['kept']} kept"
             + (f", best {checkpoint['best']}" if "best" in checkpoint else "")
-            + (" (averaged weights)" if "best_weights" in checkpoint else "")
         )
     rows |= {f"damaged: {name}": text for name, text in summary["damaged"].items()}
     rows |= {f"rank {beat['rank']}": _beat(beat, state) for beat in summary["ranks"]}
@@ -252,7 +249,7 @@ def curves(run_dir: Path) -> dict[str, list[float]]:
         if a.get("restart") == b.get("restart") and a["wall"] < b["wall"]
     ]
     names = [k for k in dict.fromkeys(k for line in evals for k in line) if k not in NO_SCORE]
-    scores = [name for name in names if name.removeprefix("ema_") in SCORES]
+    scores = [name for name in names if name in SCORES]
     series = {"loss": _numbers(lines, "loss")}
     series |= {name: _numbers(evals, name) for name in scores or names}
     return {name: values for name, values in {**series, "steps/s": speeds}.items() if values}
@@ -322,11 +319,8 @@ def _entry(run_dir: Path) -> dict[str, Any]:
         return {**entry, "state": "damaged", "detail": str(error)}
     series = curves(run_dir)
     for measure in (*SCORES, "holdout_view_recall"):  # numbers of two measures do not compare
-        names_of = [name for name in series if name.removeprefix("ema_") == measure]
-        if names_of:
-            entry["best"], entry["best_of"] = max(
-                (value, name) for name in names_of for value in series[name]
-            )
+        if measure in series:
+            entry |= {"best": max(series[measure]), "best_of": measure}
             break
     entry |= _first_number(run_dir)
     entry |= {key: summary[key] for key in ("state", "detail", "step", "steps")}

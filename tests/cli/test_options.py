@@ -110,7 +110,6 @@ def test_the_largest_everyday_commands_have_at_most_25_options(name, inner):
         ("shards build", "'out'", "sslpipe shards build --help"),
         ("gallery ad", "'ad'", "'add'"),
         ("slurm r --data d --run-dir e --nodes 0", "--nodes", "sslpipe slurm --help"),
-        ("embed x --data d --out e --weights new", "--weights", "'ema'"),
     ],
 )
 def test_words_that_are_no_command_line_are_one_line(call, words, named, remedy):

@@ -86,6 +86,6 @@ def test_an_epoch_that_is_asked_for_is_shown_alone(call, data, tmp_path):
 
 
 def test_an_override_takes_the_place_of_a_section_that_was_not_there():
-    recorded = {"momentum": None, "optim": {"ema": None}, "steps": 3, "epochs": None}
-    apply_overrides(recorded, ["momentum.decay=0.9", "optim.ema.decay=0.5", "epochs=2"])
-    assert recorded == {"momentum": {"decay": 0.9}, "optim": {"ema": {"decay": 0.5}}, "epochs": 2}
+    recorded = {"momentum": None, "optim": {"a": None}, "steps": 3, "epochs": None}
+    apply_overrides(recorded, ["momentum.decay=0.9", "optim.a.b=0.5", "epochs=2"])
+    assert recorded == {"momentum": {"decay": 0.9}, "optim": {"a": {"b": 0.5}}, "epochs": 2}

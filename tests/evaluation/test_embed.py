@@ -24,7 +24,6 @@ from sslpipe.evaluation.embed import (
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import pixel_features, random_backbone
 from sslpipe.models.backbones import backbone_settings
-from sslpipe.models.momentum import averaged
 from sslpipe.models.state import evaluating, module_sha256
 from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.processes import run_processes
@@ -60,12 +59,6 @@ def test_each_sample_has_one_row_of_the_backbones_features_in_id_order(split):
     with torch.no_grad():
         expected = backbone.eval()(images)
     torch.testing.assert_close(rows.features, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_an_average_embeds_in_the_dtype_of_its_weights_which_are_buffers(split):
-    backbone = make_backbone().double()
-    expected = embed(backbone, EvalView(**VIEW), split).features
-    assert embed(averaged(backbone), EvalView(**VIEW), split).features.equal(expected)
 
 
 @pytest.mark.parametrize(("px", "passes"), [(16, [21]), (176, [16, 5])])

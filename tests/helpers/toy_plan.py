@@ -36,8 +36,6 @@ class Corners:
 
 
 class Linear(nn.Module):
-    ema = None
-
     def __init__(self):
         super().__init__()
         self.backbone = nn.Sequential(nn.Flatten(), nn.LazyLinear(4))

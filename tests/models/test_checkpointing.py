@@ -135,7 +135,6 @@ SETTINGS = (
     "steps=3",
     "optim.precision=fp64",
     "run.monitor_steps=2",
-    "optim.ema=0.5",
     "backbone.kind=timm/vit_tiny_patch16_224",
     *(f"backbone.{key}={value}" for key, value in TINY_VIT.items()),
     "backbone.proj_drop_rate=0.3",

@@ -27,10 +27,8 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.suite_file import features_name
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.report.charts import (
-    CHARTS,
     MOST_POINTS,
     Series,
-    charts,
     few_shot_chart,
     line_chart,
     thinned,
@@ -720,15 +718,6 @@ def test_a_comparison_shows_both_runs_their_numbers_and_what_differs(whole, othe
     cells = re.findall(r"<tr><th scope='row'><code>(recipe\.[^<]*)</code></th>(.*?)</tr>", html)
     assert [key for key, _ in cells] == ["recipe.optim.peak_lr"]
     assert "<code>0.125</code>" in cells[0][1]
-
-
-def test_what_the_averaged_weights_scored_is_drawn_beside_the_trained_ones(whole):
-    run = read_run(whole.run_dir)
-    assert "averaged weights" not in charts(run, CHARTS)
-    lines = [{**line, "ema_holdout_knn": 0.625} for line in run.evals]
-    averaged = run._replace(evals=lines)
-    label = f"top-1 of averaged weights 0.625 at {lines[0]['step']}"
-    assert charts(averaged, CHARTS).count(label) == 1
 
 
 def test_runs_of_other_test_data_are_not_put_side_by_side(whole, other):

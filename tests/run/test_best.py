@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 import sslpipe.api
 from sslpipe.data.index import load_index
-from sslpipe.errors import CheckpointError, ExportError, UserError
+from sslpipe.errors import CheckpointError, UserError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.verdict import unfinished
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.named import open_init
-from sslpipe.export.start import Start, init_facts
+from sslpipe.export.start import Start
 from sslpipe.files import json_text, parse_json, read_lines
 from sslpipe.planning.watch import nothing_to_choose_by
 from sslpipe.recipe.reading import load_recipe
@@ -58,39 +58,28 @@ def again(best: Best, config: RunConfig) -> Best:
     return Best(config, parse_json(json_text(state["best"]), BestEntry) if state else None)
 
 
-@pytest.mark.parametrize("columns", [1, 2])
-def test_the_best_is_the_first_of_the_highest_scores_of_trained_and_averaged_weights(columns):
+def test_the_best_is_the_first_of_the_highest_scores():
     rng = np.random.default_rng(0)
     for _ in range(40):
-        table = rng.integers(0, 4, (10, columns))  # trained, averaged
+        scores = rng.integers(0, 4, 10)
         best, since = Best(KEEP), []
-        for row, scores in enumerate(table.tolist()):
-            names = ("holdout_map_at_r", "ema_holdout_map_at_r")[:columns]
-            best.read(2 * row + 2, dict(zip(names, scores, strict=True)))
+        for row, score in enumerate(scores.tolist()):
+            best.read(2 * row + 2, {"holdout_map_at_r": score})
             best.saved(True)
             since.append(best.entry.since)
             best = again(best, KEEP)
-        # of equal scores the first, and of one evaluation's the trained
-        row, column = np.unravel_index(np.argmax(table), table.shape)
-        state = best.state()["best"]
-        assert (best.entry.step, best.entry.weights) == (2 * row + 2, ("trained", "ema")[column])
-        assert state["name"] == f"step-{best.entry.step:08d}"
-        assert state.get("weights") == ("ema" if column else None)  # none: as before averages
-        highest = [int(np.argmax(table[: at + 1].max(axis=1))) for at in range(len(table))]
+        assert best.entry.step == 2 * int(np.argmax(scores)) + 2
+        assert best.state()["best"]["name"] == f"step-{best.entry.step:08d}"
+        highest = [int(np.argmax(scores[: at + 1])) for at in range(len(scores))]
         assert since == [at - first for at, first in enumerate(highest)]
 
 
 def test_what_was_not_written_is_not_the_best_and_the_next_one_may_be():
     best = after(Best(KEEP), 0.5)
-    best.read(4, {"holdout_map_at_r": 0.1, "ema_holdout_map_at_r": 0.9})
-    assert (best.entry.step, best.entry.weights, best.wants_checkpoint) == (4, "ema", True)
+    best.read(4, {"holdout_map_at_r": 0.9})
+    assert (best.entry.step, best.wants_checkpoint) == (4, True)
     best.saved(False)
-    assert (best.entry.step, best.entry.weights, best.entry.value, best.entry.since) == (
-        2,
-        "trained",
-        0.5,
-        1,
-    )
+    assert (best.entry.step, best.entry.value, best.entry.since) == (2, 0.5, 1)
     best.read(6, {"holdout_map_at_r": 0.6})
     assert best.wants_checkpoint
 
@@ -108,7 +97,7 @@ def test_patience_counts_over_a_resume_and_waits_for_all_its_evaluations():
     best = Best(config)
     for done, score in enumerate([0.1, 0.4, 0.4, 0.2, 0.3], 1):
         assert not best.exhausted
-        best.read(done, {"holdout_map_at_r": score, "ema_holdout_map_at_r": 0.1})
+        best.read(done, {"holdout_map_at_r": score})
         stored = BestEntry(**best.state()["best"])
         assert stored.name is None  # no checkpoint is promised
         best = again(best, config)
@@ -121,19 +110,16 @@ def test_patience_counts_over_a_resume_and_waits_for_all_its_evaluations():
     assert (none.state(), none.exhausted, none.wants_checkpoint) == ({}, False, False)
 
 
-@pytest.mark.parametrize("prefix", ["", "ema_"])
-def test_without_labels_the_recall_of_the_other_view_decides_to_the_last(prefix):
+def test_without_labels_the_recall_of_the_other_view_decides_to_the_last():
     rng, best, tried = np.random.default_rng(0), Best(KEEP), []
     best.read_start({})  # nothing was measured: nothing is decided
     for step in range(1, 7):
         tried.append(rng.random())
-        values = {"holdout_rankme": rng.random(), "holdout_view_recall": tried[-1] / 2}
-        best.read(step, values | {f"{prefix}holdout_view_recall": tried[-1]})
+        best.read(step, {"holdout_rankme": rng.random(), "holdout_view_recall": tried[-1]})
         best.saved(True)
         best = again(best, KEEP)
     best.read(7, {"holdout_map_at_r": 1e9})  # another measure does not compete
     assert best.entry.step == 1 + int(np.argmax(tried))
-    assert best.entry.weights == ("ema" if prefix else "trained")
     assert best.state()["best"]["measure"] == "holdout_view_recall"
 
 
@@ -220,7 +206,7 @@ def test_the_best_of_every_checkpoint_that_stays_stays(tmp_path):
     for step, best in ((1, 1), (2, 1), (3, 1), (4, 1), (5, 5), (6, 5)):
         saved(checkpoints, step, best)
         assert f"step-{best:08d}" in checkpoint_names(folder)
-        assert choose_checkpoint(tmp_path, "best", None).folder.name == f"step-{best:08d}"
+        assert choose_checkpoint(tmp_path, "best").folder.name == f"step-{best:08d}"
         assert (folder / "best").read_text() == f"step-{best:08d}"
     assert checkpoint_names(folder) == ["step-00000005", "step-00000006"]
 
@@ -246,10 +232,10 @@ def test_a_best_checkpoint_that_somebody_removed_is_said_and_forgotten(tmp_path)
     assert again.best is None
     assert "step-00000001, the best checkpoint so far, is gone" in warnings[0]
     with pytest.raises(CheckpointError, match="has no checkpoint 'step-00000001'"):
-        choose_checkpoint(tmp_path, "best", None)
+        choose_checkpoint(tmp_path, "best")
     saved(again, 4)
     with pytest.raises(CheckpointError, match=r"run.keep = 'last', or no .*step-00000004$"):
-        choose_checkpoint(tmp_path, "best", None)
+        choose_checkpoint(tmp_path, "best")
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +246,6 @@ def data(tmp_path_factory):
 
 
 SCRIPT = {2: 0.1, 4: 0.5, 6: 0.3, 8: 0.4, 10: 0.2, 12: 0.3}  # steps done -> held-out kNN
-AVERAGED = {2: 0.3, 4: 0.5, 6: 0.2, 8: 0.7, 10: 0.7, 12: 0.6}  # of the averaged weights
 EVERY = ("run.monitor_steps=2", "run.save_steps=3", "run.log_steps=2")
 
 
@@ -272,14 +257,8 @@ def scripted_in_rank(process, fault, init, start, recipe, data, run_dir, *overri
     os.environ["SSLPIPE_FAULT"] = fault
 
     def scores(monitor, done):
-        averaged = {"ema_": AVERAGED} if "ema_" in monitor.backbones else {}
-        scripts = {"": SCRIPT} | averaged
-        numbers = {
-            f"{prefix}holdout_map_at_r": ({0: start} | script)[done]
-            for prefix, script in scripts.items()
-            if process.rank == 0
-        }
-        return Scores(numbers)
+        score = ({0: start} | SCRIPT)[done]
+        return Scores({"holdout_map_at_r": score} if process.rank == 0 else {})
 
     Monitor.measure = scores
     loaded = load_recipe(recipe, overrides)
@@ -312,105 +291,73 @@ def test_a_run_keeps_its_best_checkpoint_beside_the_last_ones(data, kept, tmp_pa
     assert_same_weights(theirs, best.backbone.state_dict())
 
 
-EMA = ("run.keep=best", "optim.ema=0.5")
-
-
-@pytest.fixture(scope="module")
-def averaged(data, tmp_path_factory):
-    """A run whose averaged weights are the best, at step 8."""
-    run_dir = tmp_path_factory.mktemp("averaged") / "run"
-    assert scripted(1, data, run_dir, *EMA) == [12]
-    return run_dir
-
-
-def test_the_averaged_weights_of_the_best_evaluation_are_what_best_means(averaged, kept):
-    names = checkpoint_names(averaged / "checkpoints")
-    assert names == ["step-00000008", "step-00000009", "step-00000012"]
-    expected = {"step": 8, "value": 0.7, "since": 2, "name": "step-00000008"}
-    expected["measure"] = "holdout_map_at_r"
-    assert read_state(latest(averaged)).best == BestEntry(**expected, weights="ema")
+def test_the_best_evaluation_is_what_best_means(kept):
+    best = {"step": 4, "value": 0.5, "since": 4, "name": "step-00000004"}
+    assert read_state(latest(kept)).best == BestEntry(**best, measure="holdout_map_at_r")
     # the tensors of the file, bit for bit
-    file = load_file(averaged / "checkpoints" / "step-00000008" / "model.safetensors")
-    for weights, prefix in ((None, "ema."), ("ema", "ema."), ("trained", "backbone.")):
-        model = load_run(averaged, checkpoint="best", weights=weights)
-        own = {key.removeprefix(prefix): t for key, t in file.items() if key.startswith(prefix)}
-        assert_same_weights(own, model.backbone.state_dict())
-        assert model.config.facts.get("weights") == (None if weights == "trained" else "ema")
-    # another checkpoint means its trained weights, as ever
-    for name in (None, "8", "step-12"):
-        assert "weights" not in load_run(averaged, checkpoint=name).config.facts
-    # a run without an average says what it always said
-    expected |= {"step": 4, "value": 0.5, "since": 4, "name": "step-00000004"}
-    assert read_state(latest(kept)).best == BestEntry(**expected)
-    with pytest.raises(ExportError, match=r"trained without optim\.ema"):
-        load_run(kept, checkpoint="best", weights="ema")
+    file = load_file(kept / "checkpoints" / "step-00000004" / "model.safetensors")
+    weights = {key.removeprefix("backbone."): t for key, t in file.items() if "backbone." in key}
+    assert_same_weights(weights, load_run(kept, checkpoint="best").backbone.state_dict())
 
 
-def test_the_commands_take_the_better_weights_of_the_best_and_say_so(averaged, data, tmp_path):
-    run_dir = Path(shutil.copytree(averaged, tmp_path / "run"))
+def test_the_commands_take_the_best_and_say_so(kept, data, tmp_path):
+    run_dir = Path(shutil.copytree(kept, tmp_path / "run"))
     sha256 = load_run(run_dir, checkpoint="best").config.weights_sha256
-    said = "weights: step-00000008 of tiny, averaged (optim.ema)"
+    said = "weights: step-00000004 of tiny"
 
     def command(*words):
         done = command_line(*map(str, words), status=0)
         return [" ".join(text.split()) for text in (done.stdout, done.stderr)]
 
-    def assert_averaged(facts):
-        assert (facts["checkpoint"], facts["weights"]) == ("step-00000008", "ema")
+    def assert_best(facts):
+        assert facts["checkpoint"] == "step-00000004"
         assert facts.get("backbone_sha256", sha256) == sha256
 
     # the export is of these weights, and so is what is loaded from it
     best = ["--checkpoint", "best"]
     assert said in command("export", run_dir, "--out", tmp_path / "out", *best)[1]
-    assert_averaged(load_backbone(tmp_path / "out").config.facts)
-    assert "the moving average of its weights" in (tmp_path / "out" / "README.md").read_text()
+    assert_best(load_backbone(tmp_path / "out").config.facts)
     # features
     on = ["--data", data, "--device", "cpu", "--num-workers", "0"]
     embed = ["embed", run_dir, *on, "--out", file := tmp_path / "x.safetensors", *best]
     assert said in command(*embed)[1]
-    assert_averaged(load_embeddings(file)[1])
-    assert "of tiny, trained" in command(*embed, "--weights", "trained")[1]
-    assert "weights" not in load_embeddings(file)[1]
+    assert_best(load_embeddings(file)[1])
     # results, and the report of them
-    suite = ["evaluate", "suite", run_dir, *on, "--no-baselines", "--no-leakage", *best]
+    suite = ["evaluate", "suite", run_dir, *on, *best]
     shown, err = command(*suite, "--out", run_dir / "eval.json")
     assert said in err
-    assert_averaged(json.loads((run_dir / "eval.json").read_text())["facts"])
+    assert_best(json.loads((run_dir / "eval.json").read_text())["facts"])
     command("report", run_dir)
     page = (run_dir / "report.html").read_text()
-    assert "<dt>best checkpoint</dt><dd>step-00000008, averaged weights</dd>" in page
+    assert "<dt>best checkpoint</dt><dd>step-00000004</dd>" in page
     for text in (shown, page):
-        assert "Evaluated at step 8 of 12, the averaged weights (optim.ema)." in text
+        assert "Evaluated at step 4 of 12." in text
     # how the run stands, and a run that starts from it
-    assert "best step-00000008 (averaged" in command("status", run_dir)[0]
-    assert status(run_dir)["checkpoint"]["best_weights"] == "ema"
+    assert "best step-00000004" in command("status", run_dir)[0]
     recipe = load_recipe(write_recipe(tmp_path))
     start = open_init(recipe, run_dir, checkpoint="best")
     assert start.config.weights_sha256 == sha256
-    assert init_facts(start)["weights"] == "ema"
-    assert Start("named", start).describe(recipe.tune).startswith("; averaged weights of ")
-    assert "weights" not in init_facts(open_init(recipe, run_dir, weights="trained"))
-    for option, value in (("checkpoint", "best"), ("weights", "trained")):  # not of an export
-        with pytest.raises(UserError, match=f"--{option} {value} is for a run directory"):
-            load_backbone(tmp_path / "out", **{option: value})
+    assert Start("named", start).describe(recipe.tune).startswith("; weights of ")
+    with pytest.raises(UserError, match="--checkpoint best is for a run directory"):  # no export
+        load_backbone(tmp_path / "out", checkpoint="best")
 
 
-def test_a_kill_around_the_best_checkpoint_loses_nothing(data, averaged, tmp_path):
-    """Saved are steps 2, 3, 4, 6, 8 (the best, averaged), 9 and 12; killed at 6, and around 8."""
+def test_a_kill_around_the_best_checkpoint_loses_nothing(data, kept, tmp_path):
+    """Saved are steps 2, 3, 4 (the best), 6, 9 and 12; killed around 4."""
     run_dir = tmp_path / "run"
     # each start counts its own saves and steps
-    for fault in ("checkpoint.before_rename:4", "checkpoint.before_prune:2", "train.step:1"):
+    for fault in ("checkpoint.before_rename:3", "checkpoint.before_prune:1", "train.step:1"):
         with pytest.raises(AssertionError, match="without a word"):
-            scripted(1, data, run_dir, *EMA, fault=fault)
-    assert scripted(1, data, run_dir, *EMA) == [12]
+            scripted(1, data, run_dir, "run.keep=best", fault=fault)
+    assert scripted(1, data, run_dir, "run.keep=best") == [12]
     names = checkpoint_names(run_dir / "checkpoints")
-    assert names == checkpoint_names(averaged / "checkpoints")
-    assert choose_checkpoint(run_dir, "best", None).folder.name == names[0]
+    assert names == checkpoint_names(kept / "checkpoints")
+    assert choose_checkpoint(run_dir, "best").folder.name == names[0]
     for name in names:
-        ours, theirs = (read_state(run / "checkpoints" / name) for run in (run_dir, averaged))
+        ours, theirs = (read_state(run / "checkpoints" / name) for run in (run_dir, kept))
         assert ours.best == theirs.best
-    assert_same_weights(averaged, run_dir)
-    ours, theirs = (load_run(run, checkpoint="best").config for run in (run_dir, averaged))
+    assert_same_weights(kept, run_dir)
+    ours, theirs = (load_run(run, checkpoint="best").config for run in (run_dir, kept))
     assert ours.weights_sha256 == theirs.weights_sha256
 
 
@@ -436,7 +383,7 @@ def test_a_disk_that_is_full_at_the_best_step_leaves_the_older_best(data, tmp_pa
     run_dir = tmp_path / "run"
     assert scripted(1, data, run_dir, "run.keep=best", fault="checkpoint.model:3=full") == [12]
     assert (
-        choose_checkpoint(run_dir, "best", None).folder.name == "step-00000008"
+        choose_checkpoint(run_dir, "best").folder.name == "step-00000008"
     )  # 0.4, after 0.3 and 0.1
     best = read_state(latest(run_dir)).best
     assert (best.value, best.since) == (0.4, 2)

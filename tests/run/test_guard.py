@@ -66,7 +66,6 @@ def poisoned_gradient_in_rank(process, steps, *arguments):
 
 
 PAIR = ("momentum.start=0.5", "loss.kind=moco", "loss.queue_rows=24", "data.micro_batch=8")
-PAIR = (*PAIR, "optim.ema=0.5")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ PAIR = (*PAIR, "optim.ema=0.5")
 def test_a_nan_on_one_rank_changes_nothing_on_any_and_is_counted(
     data, tmp_path, world, poison, steps, settings
 ):
-    """Weights, running statistics, the momentum encoder with its own, the average, the queue."""
+    """Weights, running statistics, the momentum encoder with its own, the queue."""
     recipe = write_recipe(tmp_path)
     settings = ("steps=4", "run.save_steps=1", "run.keep_checkpoints=4", *settings)
     arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
@@ -88,11 +87,10 @@ def test_a_nan_on_one_rank_changes_nothing_on_any_and_is_counted(
     assert [done for done, _ in ranks] == [4] * world
     folders = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
     _, before, after, last = (load_file(folder / "model.safetensors") for folder in folders)
-    for part in ("momentum.", "ema."):
-        assert any(key.startswith(part) for key in before) == (PAIR[0] in settings)
+    assert any(key.startswith("momentum.") for key in before) == (PAIR[0] in settings)
     assert_same_weights(before, after)
     first = [key for key in last if key.endswith("network.0.weight")]  # of each of these
-    assert len(first) == (3 if PAIR[0] in settings else 1)
+    assert len(first) == (2 if PAIR[0] in settings else 1)
     assert not any(torch.equal(last[key], before[key]) for key in first)
     assert all(bool(torch.isfinite(value).all()) for value in last.values())
     queues = [torch.load(folder / "parts.pt", weights_only=True)["loss"] for folder in folders]

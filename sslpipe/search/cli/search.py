@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sslpipe.cli import inputs
-from sslpipe.cli.options import SOURCES, Device, RunWeights, argument, command, option
+from sslpipe.cli.options import SOURCES, Checkpoint, Device, argument, command, option
 from sslpipe.cli.terminal import encode_readable, load_model, new_app, say, show_json
 from sslpipe.errors import UserError, one_line
 from sslpipe.portable import write_atomically
@@ -40,7 +40,7 @@ def search(
     model: Annotated[
         Path | None, option(f"Embeds the images: a run directory, {SOURCES}.", metavar="MODEL")
     ] = None,
-    run: RunWeights,
+    checkpoint: Checkpoint = None,
     device: Device = "auto",
     data: Annotated[
         list[str] | None,
@@ -97,7 +97,7 @@ def search(
     if model is None:
         queries, rows = search.queries_of(images)
     else:
-        backbone = load_model(model, run.checkpoint, run.weights, device=device)
+        backbone = load_model(model, checkpoint, device=device)
         if places:
             backbone, _ = backbone.matched(search.splits[0])  # their range
         search.check_network(backbone.network_facts)
