@@ -37,9 +37,6 @@ def export(
             metavar="NAME",
         ),
     ] = ["safetensors"],  # noqa: B006 (typer copies it)
-    with_projector: Annotated[
-        bool, option("Write the projector, too.", "--with-projector")
-    ] = False,
     preprocessing: Annotated[
         bool,
         option(
@@ -79,7 +76,7 @@ def export(
 
     from sslpipe.export.write import export_model, refusals
 
-    loaded = load_model(model, checkpoint, with_projector=with_projector)
+    loaded = load_model(model, checkpoint)
     proofs: dict[str, Agreement] = {}
     with working("export") as stage:
         written = export_model(

@@ -175,21 +175,17 @@ def say_once(text: str) -> None:
 
 
 def load_model(
-    source: str | Path,
-    checkpoint: str | None,
-    *,
-    device: str = "cpu",
-    with_projector: bool | None = None,
+    source: str | Path, checkpoint: str | None, *, device: str = "cpu"
 ) -> "FrozenBackbone":
     """Load a backbone; say which weights of a run were chosen, unless its newest ones.
 
-    `device` is that of --device; `with_projector` as in `load_backbone`.
+    `device` is that of --device.
     """
     from sslpipe.distributed import pick_device
     from sslpipe.export.load import load_backbone, weights_text
 
     target = pick_device(device, f"--device {device}")
-    model = load_backbone(source, checkpoint=checkpoint, with_projector=with_projector)
+    model = load_backbone(source, checkpoint=checkpoint)
     if text := weights_text(model):
         say_once(text)
     return model.to(target)

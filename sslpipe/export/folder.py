@@ -1,6 +1,6 @@
 """An export's own files: a backbone's config.json and weights, read and written.
 
-RUN/init is such a folder, too. `load` adds projector and whitening, `write` proves other formats.
+RUN/init is such a folder, too. `load` adds a whitening, `write` proves other formats.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ from sslpipe.registry.plugins import made_with
 
 SSLPIPE_KEY = "sslpipe"  # where a Config lies inside the config.json of another library
 # files of an export that are read
-LOADED = ("config.json", "model.safetensors", "projector.safetensors", "whitening.safetensors")
+LOADED = ("config.json", "model.safetensors", "whitening.safetensors")
 
 
 @float32_by_default()

@@ -41,15 +41,9 @@ class Format:
 
 
 def _write_safetensors(model: FrozenBackbone, folder: Path) -> Path:
-    _write_projector(model, folder)
     if model.whitening is not None:
         (folder / "whitening.safetensors").write_bytes(save(model.whitening._asdict()))
     return write_folder(model, folder)
-
-
-def _write_projector(model: FrozenBackbone, folder: Path) -> None:
-    if model.projector is not None:
-        write_tensors(model.projector.state_dict(), folder / "projector.safetensors")
 
 
 def _extra_layers(
@@ -205,7 +199,6 @@ def _write_repository(
     model: FrozenBackbone, folder: Path, config: dict[str, Any], state: dict[str, Any]
 ) -> Path:
     """Write a library's weights and config.json, with what `load_backbone` needs beside them."""
-    _write_projector(model, folder)
     write_tensors(state, folder / "model.safetensors")
     tree = {**config, SSLPIPE_KEY: model.config.model_dump(mode="json")}
     write_json(folder / "config.json", tree)

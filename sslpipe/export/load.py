@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,21 +15,19 @@ from torch import Tensor, nn
 from sslpipe.arguments import checked
 from sslpipe.augment.eval_view import EvalView, eval_view_for, normalisation
 from sslpipe.data.image_type import RGB8
-from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError, shown
+from sslpipe.errors import CheckpointError, UserError, WeightsError, shown
 from sslpipe.evaluation.suite_file import read_suite
 from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
-from sslpipe.export.folder import check_size, check_weights, read_folder, refusing_damage
+from sslpipe.export.folder import read_folder, refusing_damage
 from sslpipe.export.join import at_size, join
 from sslpipe.export.model import FrozenBackbone, freeze
 from sslpipe.export.saved import Config
 from sslpipe.files import Tree
 from sslpipe.models.backbones import BACKBONES, build_backbone
-from sslpipe.models.limits import check_side, within_memory
-from sslpipe.models.simclr import build_projector
+from sslpipe.models.limits import check_side
 from sslpipe.models.state import float32_by_default, module_sha256
 from sslpipe.portable import memory_is_short
-from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.reading import parse_recipe
 from sslpipe.registry.plugins import made_with
 from sslpipe.registry.schema import SparseSettings, refusals
@@ -51,7 +48,6 @@ def load_backbone(
     checkpoint: str | None = None,
     component: SparseSettings | None = None,
     crop_px: int | None = None,
-    with_projector: bool | None = None,
 ) -> FrozenBackbone:
     """Load a backbone with its weights; in eval mode, on the CPU.
 
@@ -67,13 +63,12 @@ def load_backbone(
         component: A recipe's [backbone], which weights of another program must fit; None: theirs.
         crop_px: Side of the images that weights of another program will see; None: as in training.
             An export and a run have their own.
-        with_projector: Load the projector, too; None: the one that an export has.
 
     Returns:
         The backbone; of another program's, `config.facts["init"]` is the report of `read_weights`.
 
     Raises:
-        ExportError: An export is damaged, not what its SHA256SUMS says, or has no projector.
+        ExportError: An export is damaged, or not what its SHA256SUMS says.
         WeightsError: Weights of another program cannot be read, or do not fit the whole backbone.
         UserError: See `load_run`.
     """
@@ -99,20 +94,13 @@ def load_backbone(
         model = join([load_backbone(part.text) for part in parsed.parts], parsed.text)
     elif parsed.scheme == "sslpipe":
         if is_run:
-            model = load_run(
-                parsed.path, with_projector=bool(with_projector), checkpoint=checkpoint
-            )
+            model = load_run(parsed.path, checkpoint=checkpoint)
         else:
             model = _load_export(parsed.path)
         model = model if parsed.px is None else at_size(model, parsed.px, parsed.text)
     else:
         px = crop_px if parsed.px is None else parsed.px
         model = _load_weights(parsed, component, px)
-    if with_projector and model.projector is None:
-        raise ExportError(f"{source} has no projector to export")
-    if with_projector is False:
-        model.projector = None
-        model.update_config(projector=None, projector_sha256=None)
     return model
 
 
@@ -134,9 +122,6 @@ def _as_trained(model: FrozenBackbone) -> FrozenBackbone:
         }
         kept = {key: facts[key] for key in ("name", "plugins") if key in facts}
         model.update_config(weights_sha256=sha256, facts={**kept, "init": init})
-        if model.projector is not None:
-            projector = copy.deepcopy(model.projector).cpu().float()
-            model.update_config(projector_sha256=module_sha256(projector))
     return model
 
 
@@ -195,42 +180,21 @@ def _load_export(path: Path) -> FrozenBackbone:
     saved = read_folder(path)
     config = saved.config
     whitening = None
-    projector = None
     with refusing_damage(path):
         if config.whitening_sha256 is not None:
             whitening = load_whitening(path / "whitening.safetensors", config.whitening_sha256)
-        if config.projector is not None:
-            build_head = partial(build_projector, config.num_features, config.projector)
-            with within_memory("projector"):
-                check_size("projector", build_head, path / "projector.safetensors")
-                projector = build_head()
-            projector.load_state_dict(load_file(path / "projector.safetensors"), strict=True)
-            check_weights(path, projector, config.projector_sha256)
-    return FrozenBackbone(
-        backbone=saved.backbone,
-        view=saved.view,
-        config=config,
-        projector=projector,
-        whitening=whitening,
-    )
+    return FrozenBackbone(saved.backbone, saved.view, config, whitening)
 
 
-def load_run(
-    run_dir: Path,
-    *,
-    with_projector: bool = False,
-    checkpoint: str | None = None,
-) -> FrozenBackbone:
+def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
     """Load the backbone of a run's checkpoint: the one place that knows its files.
 
     Args:
         run_dir: Its folder.
-        with_projector: Load the projector, too.
         checkpoint: "step-00000012", "best" or "last"; `Config.facts` names it. None: the best of a
             run whose start was a candidate (run.keep = "best"), else the newest.
 
     Raises:
-        ExportError: There is no projector.
         UserError: There is no run or checkpoint, or a file is damaged: an older checkpoint is taken
             only where it is named.
     """
@@ -258,17 +222,9 @@ def load_run(
             view = EvalView(**state.view)
         # the weights
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
-    projector = None
-    projector_config = recipe.projector if isinstance(recipe, Recipe) else None
-    if with_projector:
-        if projector_config is None:
-            raise ExportError(f"{run_dir} was fine-tuned: it has no projector to export")
-        projector = build_projector(backbone.num_features, projector_config)
     try:
         tensors = load_file(folder / "model.safetensors")
         backbone.load_state_dict(_part(tensors, "backbone."), strict=True)
-        if projector is not None:
-            projector.load_state_dict(_part(tensors, "projector."), strict=True)
     except (SafetensorError, RuntimeError) as error:
         if memory_is_short(error):
             raise
@@ -299,8 +255,6 @@ def load_run(
         component=recipe.backbone,
         view=view,
         metadata=metadata,
-        projector=projector,
-        projector_config=projector_config,
         image=data.image,
     )
 

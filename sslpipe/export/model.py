@@ -28,9 +28,8 @@ from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.whiten import Whitening, WhiteningLayer
 from sslpipe.export.saved import Config, SavedBackbone, config_of
 from sslpipe.models.backbones import Backbone
-from sslpipe.models.state import check_finite, evaluating, module_sha256, weights_dtype
+from sslpipe.models.state import check_finite, evaluating, weights_dtype
 from sslpipe.portable import open_regular
-from sslpipe.recipe.pretrain import Projector
 from sslpipe.registry.schema import SparseSettings
 from sslpipe.satellites import offered
 from sslpipe.sharding.members import flatten, to_member
@@ -42,47 +41,24 @@ ENCODED_AT_ONCE = 64  # images of a list
 class FrozenBackbone(SavedBackbone):
     """A backbone to use: in eval mode, without gradient, with the view that its features need.
 
-    To train it, switch gradients on (`requires_grad_()`) and set `train()`. The projector moves and
-    changes its mode with it, but is not one of its submodules, as `forward` does not use it: DDP
-    refuses parameters that get no gradient.
+    To train it, switch gradients on (`requires_grad_()`) and set `train()`.
 
     Args:
         backbone: Normalised images -> features.
         view: Images of any size -> normalised images of the network's size.
         config: What an export writes beside the weights.
-        projector: (B, num_features) -> (B, out_dim), what the loss saw; None if not requested.
         whitening: Applied by `encode`; None: none.
     """
-
-    projector: nn.Sequential | None
 
     def __init__(
         self,
         backbone: Backbone,
         view: EvalView,
         config: Config,
-        projector: nn.Sequential | None = None,
         whitening: Whitening | None = None,
     ) -> None:
-        # an attribute, not a submodule; `train` and `_apply` reach it
-        self.__dict__["projector"] = projector
         super().__init__(backbone, view, config)
         self.whitening = whitening
-        if projector is not None:
-            projector.requires_grad_(False)
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode of the backbone and the projector; `encode` uses eval mode regardless."""
-        if self.projector is not None:
-            self.projector.train(mode)
-        return super().train(mode)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or cast the projector, too: what `to`, `half`, `cuda` call."""
-        if self.projector is not None:
-            self.projector._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute features, not whitened: (B, 3, S, S) normalised floats -> (B, num_features).
@@ -122,7 +98,7 @@ class FrozenBackbone(SavedBackbone):
         return f"{type(self).__name__}({makes};\n  its layers: .backbone)"
 
     def _like(self, view: EvalView, config: Config) -> Self:
-        return type(self)(self.backbone, view, config, self.projector, self.whitening)
+        return type(self)(self.backbone, view, config, self.whitening)
 
     def matched(self, *splits: Split) -> tuple["FrozenBackbone", list[Split]]:
         """Return the backbone and splits of one data set that fit each other.
@@ -372,25 +348,18 @@ def freeze(
     component: SparseSettings,
     view: EvalView,
     metadata: dict[str, Any],
-    projector: nn.Sequential | None = None,
-    projector_config: Projector | None = None,
     image: ImageType | None = None,
 ) -> FrozenBackbone:
-    """Wrap a backbone, and a projector if any, with what an export writes beside them.
+    """Wrap a backbone with what an export writes beside it.
 
     Args:
         backbone: The network with its weights.
         component: What it was built from.
         view: The view that its features need.
         metadata: `Config.facts`.
-        projector: Exported too.
-        projector_config: What the projector was built from.
         image: What images the network was trained on; None: 8-bit RGB.
     """
     config = config_of(
         backbone=backbone, component=component, view=view, facts=metadata, image=image
     )
-    if projector is not None:
-        keys = {"projector": projector_config, "projector_sha256": module_sha256(projector)}
-        config = config.model_copy(update=keys)
-    return FrozenBackbone(backbone, view, config, projector)
+    return FrozenBackbone(backbone, view, config)

@@ -12,7 +12,6 @@ from sslpipe.errors import UserError
 from sslpipe.files import Stored
 from sslpipe.models.backbones import Backbone, backbone_settings
 from sslpipe.models.state import module_sha256
-from sslpipe.recipe.pretrain import Projector
 from sslpipe.recipe.sections import BACKBONE, Pixels, Positive
 from sslpipe.registry.schema import Kinds, Settings, SparseSettings
 
@@ -31,8 +30,6 @@ class Config(Settings):
     view: dict[str, Any]  # arguments of EvalView, through which the network saw images
     weights_sha256: str
     facts: dict[str, Any]  # for people: run, recipe, digest, data, classes seen, evaluation
-    projector: Projector | None = None  # its settings, where it was requested
-    projector_sha256: str | None = None
     whitening_sha256: str | None = None  # of the file that `sslpipe whiten` adds
     # what images the network was trained on; None: 8-bit RGB, alpha dropped
     image: ImageType | None = None

@@ -98,8 +98,6 @@ class Start:
         start = SavedBackbone(self.weights.backbone, self.weights.view, self.weights.config)
         start.update_config(
             facts={"init": init_facts(self.weights)},
-            projector=None,
-            projector_sha256=None,
             whitening_sha256=None,
         )
         scratch = run_dir / f".{KEPT}.{secrets.token_hex(8)}.tmp"

@@ -30,21 +30,15 @@ def relative_difference(value: Tensor, expected: Tensor) -> float:
     return float((value - expected).abs().max() / expected.abs().max())
 
 
-def outputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """Compute what a proof compares: "features", (B, F), and of a projector "projections", (B, D).
+def outputs(model: nn.Module, images: Tensor) -> Tensor:
+    """Compute the features (B, F) that a proof compares.
 
     The first image goes alone, then the others: a batch size that became part of a file shows.
     """
-    features = torch.cat([model(images[:1]), model(images[1:])])  # (B, F)
-    projector = getattr(model, "projector", None)
-    if projector is None:
-        return {"features": features}
-    return {"features": features, "projections": projector(features)}
+    return torch.cat([model(images[:1]), model(images[1:])])
 
 
-def read_outputs(
-    folder: Path, names: Sequence[str], images: Tensor
-) -> dict[str, list[dict[str, Tensor]]]:
+def read_outputs(folder: Path, names: Sequence[str], images: Tensor) -> dict[str, list[Tensor]]:
     """Read formats in a new process: format -> the `outputs` of each library that reads it.
 
     Raises:
@@ -71,7 +65,8 @@ def read_outputs(
                 said = message.read_text(encoding="utf-8") if message.is_file() else done.stderr
                 last = (said.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
                 raise ExportError(f"format {name}: a clean process could not load it: {last}")
-        return {name: [load_file(file) for file in sorted(out.glob(f"{name}-*"))] for name in names}
+        files = {name: sorted(out.glob(f"{name}-*")) for name in names}
+        return {name: [load_file(file)["features"] for file in files[name]] for name in names}
 
 
 def _read_torchvision(folder: Path) -> list[nn.Module]:
@@ -183,9 +178,8 @@ def main(folder: str, out: str, *names: str) -> None:
         try:
             for number, model in enumerate(read(name, Path(folder))):
                 with torch.no_grad():
-                    result = outputs(model, images)
-                tensors = {key: value.contiguous() for key, value in result.items()}
-                save_file(tensors, f"{out}/{name}-{number}")
+                    features = outputs(model, images).contiguous()
+                save_file({"features": features}, f"{out}/{name}-{number}")
         except Exception as error:
             message = "".join(traceback.format_exception_only(error))
             (Path(out) / f"{name}.error").write_text(message, encoding="utf-8")

@@ -5,7 +5,6 @@ Layout of a folder that `export_backbone` writes (a format that was not requeste
     README.md             model card: what it is, how to load each format
     SHA256SUMS            of every other file; `sha256sum -c SHA256SUMS`; `load_backbone` checks it
     model.safetensors     format "safetensors": the weights, keys of `models.backbones.Backbone`
-    projector.safetensors     the projector's, where it was requested
     config.json           and all that `load_backbone` needs beside them: see `load.Config`
     torchvision/NAME.safetensors    format "torchvision": a state dict without the head
     timm/                 format "timm": for timm.create_model("local-dir:...")
@@ -49,7 +48,6 @@ from sslpipe.export.verify import TOLERANCE, outputs, read_outputs, relative_dif
 from sslpipe.portable import disk_error, one_at_a_time
 
 PROOF_IMAGES = 4  # of noise, that a reloaded backbone is compared on, 1 and then 3
-WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
 
 
 @checked
@@ -58,7 +56,6 @@ def export_backbone(
     out: str | Path,
     formats: Sequence[str] = ("safetensors",),
     *,
-    with_projector: bool = False,
     checkpoint: str | None = None,
     overwrite: bool = False,
 ) -> dict[str, Path]:
@@ -69,7 +66,6 @@ def export_backbone(
             one.
         out: As in `export_model`, which also says what is returned.
         formats: As there.
-        with_projector: Write the projector of a run, too; a loaded one has what it was loaded with.
         checkpoint: Of a run, as in `load_run`.
         overwrite: As in `export_model`.
 
@@ -78,7 +74,7 @@ def export_backbone(
         UserError: See `load_run`.
     """
     out = as_path(out, "out")
-    model = load_backbone(source, with_projector=with_projector or None, checkpoint=checkpoint)
+    model = load_backbone(source, checkpoint=checkpoint)
     return export_model(model, out, formats, overwrite=overwrite)
 
 
@@ -131,9 +127,7 @@ def export_model(
         folder = scratch / "export"
         folder.mkdir()
         noise, expected = _proof(model)
-        encoded = expected
-        if model.whitening is not None:
-            encoded = {"features": model.whitening.apply(expected["features"])}
+        encoded = expected if model.whitening is None else model.whitening.apply(expected)
         written = {}
         usages = {}
         if INT8 in formats and images is not None:
@@ -226,34 +220,27 @@ def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str
                 f"format {name}: {refused[name]}; this backbone can have {', '.join(possible)}"
             )
     everything = possible if "all" in formats else []
-    chosen = list(dict.fromkeys(name for name in (*everything, *formats) if name != "all"))
-    if model.projector is not None and not WITH_PROJECTOR & set(chosen):
-        raise ExportError(
-            f"no projector fits into {', '.join(chosen)}; add one of "
-            f"{', '.join(sorted(WITH_PROJECTOR))}"
-        )
-    return chosen
+    return list(dict.fromkeys(name for name in (*everything, *formats) if name != "all"))
 
 
-def _proof(model: FrozenBackbone) -> tuple[Tensor, dict[str, Tensor]]:
+def _proof(model: FrozenBackbone) -> tuple[Tensor, Tensor]:
     """Return fixed noise and its `outputs`. Raises: ExportError, where they prove nothing."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(PROOF_IMAGES, *model.view.image_shape, generator=generator)
     with torch.no_grad():
         expected = outputs(model, images)
-    for key, value in expected.items():
-        if not (torch.isfinite(value).all() and value.any()):
-            raise ExportError(
-                f"the {key} of {model.name} are not finite, or all zero: its weights are damaged "
-                "or diverged; export other weights"
-            )
+    if not (torch.isfinite(expected).all() and expected.any()):
+        raise ExportError(
+            f"the features of {model.name} are not finite, or all zero: its weights are damaged "
+            "or diverged; export other weights"
+        )
     return images, expected
 
 
 def _compare(
     name: str,
-    all_reloaded: list[dict[str, Tensor]],
-    expected: dict[str, Tensor],
+    all_reloaded: list[Tensor],
+    expected: Tensor,
     *,
     normalised: bool = False,
 ) -> None:
@@ -262,16 +249,14 @@ def _compare(
     `normalised`: they have length 1, and a reader's are normalised by who uses them.
     """
     for number, reloaded in enumerate(all_reloaded, 1):
-        for key, value in reloaded.items():
-            ours = tuple(expected[key].shape)
-            theirs = tuple(value.shape)
-            if theirs != ours:
-                raise ExportError(f"format {name}: {key} are {theirs}, not {ours}")
-            if normalised:
-                value = F.normalize(value, dim=1)
-            difference = relative_difference(value, expected[key])
-            if not difference <= TOLERANCE:
-                raise ExportError(
-                    f"format {name}: {key} in a clean process differ by {difference:.2g} of the "
-                    f"largest, more than {TOLERANCE:g} (reader {number}); nothing was written"
-                )
+        ours = tuple(expected.shape)
+        theirs = tuple(reloaded.shape)
+        if theirs != ours:
+            raise ExportError(f"format {name}: features are {theirs}, not {ours}")
+        value = F.normalize(reloaded, dim=1) if normalised else reloaded
+        difference = relative_difference(value, expected)
+        if not difference <= TOLERANCE:
+            raise ExportError(
+                f"format {name}: features in a clean process differ by {difference:.2g} of the "
+                f"largest, more than {TOLERANCE:g} (reader {number}); nothing was written"
+            )

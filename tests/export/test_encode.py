@@ -18,7 +18,6 @@ from sslpipe.data.decode import decode
 from sslpipe.errors import UserError
 from sslpipe.export.write import FORMATS, export_model
 from sslpipe.models.state import module_sha256
-from sslpipe.recipe.pretrain import Projector
 from tests.helpers.exports import trained
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import ROOT
@@ -175,7 +174,7 @@ def test_what_cannot_be_decoded_is_reported_and_left_out_on_request(model, tmp_p
 
 
 def two_steps_under_ddp(process, folder, code):
-    """Weights after two steps, by the lines of the page; whether the projector is as it was."""
+    """Weights after two steps, by the lines of the page."""
     images = torch.randint(
         0, 256, (4, 3, 40, 40), dtype=torch.uint8, generator=seeded(process.rank)
     )
@@ -183,7 +182,6 @@ def two_steps_under_ddp(process, folder, code):
     exec(code.replace("FOLDER", str(folder)), known)
     backbone = known["backbone"]
     assert known["features"].requires_grad
-    before = module_sha256(backbone.projector)
     trained = DistributedDataParallel(backbone)
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     for _ in range(2):
@@ -192,16 +190,15 @@ def two_steps_under_ddp(process, folder, code):
         loss.backward()
         optimizer.step()
     backbone.encode(images)
-    weights = torch.cat([each.detach().flatten() for each in backbone.parameters()])
-    return weights, before == module_sha256(backbone.projector)
+    return torch.cat([each.detach().flatten() for each in backbone.parameters()])
 
 
 def seeded(number):
     return torch.Generator().manual_seed(number)
 
 
-def test_an_export_with_its_projector_is_trained_under_ddp_by_the_lines_of_the_page(tmp_path):
-    exported = trained(projector=Projector(hidden_dim=8, out_dim=4))
+def test_an_export_is_trained_under_ddp_by_the_lines_of_the_page(tmp_path):
+    exported = trained()
     FORMATS["safetensors"].write(exported, tmp_path)
     page = (ROOT / "docs" / "export.md").read_text()
     (code,) = [
@@ -209,19 +206,18 @@ def test_an_export_with_its_projector_is_trained_under_ddp_by_the_lines_of_the_p
     ]
     results = run_processes(two_steps_under_ddp, 2, tmp_path, code)
     start = torch.cat([each.flatten() for each in exported.parameters()])
-    for weights, untouched in results:
-        assert untouched
-        assert torch.equal(weights, results[0][0])  # gradients were averaged
+    for weights in results:
+        assert torch.equal(weights, results[0])  # gradients were averaged
         assert not torch.equal(weights, start)
 
 
 def modes(model):
-    return [module.training for module in (*model.modules(), *model.projector.modules())]
+    return [module.training for module in model.modules()]
 
 
 @pytest.mark.parametrize("crops", ["center", "flip"])
 def test_encode_is_in_eval_mode_and_restores_each_modules_own(tmp_path, crops):
-    model = trained(projector=Projector(hidden_dim=8, out_dim=4))
+    model = trained()
     model.view = EvalView(**model.view.config() | {"crops": crops})
     images = torch.randint(0, 256, (6, 3, 40, 40), dtype=torch.uint8, generator=seeded(0))
     expected, state = model.encode(images), module_sha256(model)
@@ -269,12 +265,11 @@ def test_a_join_encodes_in_eval_mode(tmp_path):
     [(torch.float16, 1e-2), (torch.bfloat16, 5e-2), (torch.float64, 1e-5)],
 )
 def test_weights_of_any_dtype_encode_to_float32(dtype, tolerance, tmp_path):
-    model = trained(projector=Projector(hidden_dim=8, out_dim=4))
+    model = trained()
     image = pixels()
     Image.fromarray(image).save(tmp_path / "a.png")
     expected = model.encode(tmp_path / "a.png")
     model.to(dtype)
-    assert {each.dtype for each in model.projector.parameters()} == {dtype}
     for given in (first(image), tmp_path / "a.png"):
         rows = model.encode(given)
         assert rows.dtype == torch.float32

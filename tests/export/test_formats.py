@@ -24,17 +24,15 @@ from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.errors import ExportError
 from sslpipe.export import formats, onnx_files
-from sslpipe.export import write as export
 from sslpipe.export.load import load_run
 from sslpipe.export.verify import READERS, read
 from sslpipe.export.write import FORMATS, TOLERANCE, export_model, refusals, usage_lines
 from sslpipe.portable import sha256_of
-from sslpipe.recipe.pretrain import Projector
 from sslpipe.recipe.reading import load_recipe
 from tests.evaluation.test_verdict import compared
 from tests.export.test_write import break_format, flip_a_convolution
 from tests.helpers.dataset import write_dataset
-from tests.helpers.exports import VIEW, features, read_here, trained, tree
+from tests.helpers.exports import VIEW, features, trained, tree
 from tests.helpers.runs import RECIPE, write_recipe
 from tests.helpers.weights import randomised, saved
 
@@ -302,33 +300,6 @@ def test_without_its_packages_onnx_is_one_clear_error_and_all_leaves_it_out(tmp_
     assert "onnx" not in export_model(model, tmp_path / "out", ["all"])
 
 
-SETTINGS = Projector(hidden_dim=24, out_dim=6)
-
-
-def test_the_projector_travels_with_the_backbone_where_it_is_asked_for(tmp_path, monkeypatch):
-    model = trained("timm/resnet10t", projector=SETTINGS)
-    images = torch.randn(4, 3, 32, 32)
-    export_model(model, tmp_path / "out", ["safetensors", "hf"])
-    for folder in (tmp_path / "out", tmp_path / "out" / "hf"):
-        again = sslpipe.load_backbone(folder)
-        assert torch.equal(again.projector(again(images)), model.projector(model(images)))
-    with pytest.raises(ExportError, match="no projector fits into onnx, pt2; add one of hf, "):
-        export_model(model, tmp_path / "other", ["onnx", "pt2"])
-    export_model(trained(), tmp_path / "bare", ["safetensors"])
-    assert not (tmp_path / "bare" / "projector.safetensors").exists()
-    assert sslpipe.load_backbone(tmp_path / "bare").projector is None
-
-    # one that is read otherwise
-    def doubled(*arguments):
-        (one,) = read_here(*arguments)["safetensors"]
-        return {"safetensors": [{**one, "projections": 2 * one["projections"]}]}
-
-    monkeypatch.setattr(export, "read_outputs", doubled)
-    with pytest.raises(ExportError, match="projections in a clean process differ by"):
-        export_model(model, tmp_path / "damaged", ["safetensors"])
-    assert not (tmp_path / "damaged").exists()
-
-
 ATTACK = "a | <b>b</b>\n# c"
 
 
@@ -364,7 +335,7 @@ def evaluated(tmp_path_factory):
 
 
 def test_the_card_holds_the_measured_numbers_and_their_protocols(evaluated, tmp_path):
-    model = load_run(evaluated, with_projector=True)
+    model = load_run(evaluated)
     out = tmp_path / "out"
     export_model(model, out, ["hf"])
     card = ModelCard.load(out / "hf" / "README.md")  # the Hub's own parser
@@ -387,7 +358,6 @@ def test_the_card_holds_the_measured_numbers_and_their_protocols(evaluated, tmp_
     assert "\n# c" not in card.text
     again = sslpipe.load_backbone(out / "hf")
     assert again.config.facts["step"] == 2
-    assert again.projector is not None
 
 
 def test_numbers_of_other_weights_are_omitted_and_the_card_says_so(evaluated, tmp_path):

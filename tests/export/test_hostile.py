@@ -76,15 +76,13 @@ def changed(folder, **keys) -> str:
         ({"view__crops": ["center"]}, "config|crops|list"),
         ({"crop_px": 10**6}, "crop_px"),
         ({"num_features": 3}, "num_features = 3"),
-        ({"projector": {"num_layers": 10**6}}, "num_layers"),
-        ({"projector": {"hidden_dim": 2**31 - 1, "num_layers": 3}}, "hidden_dim = 2147483647"),
         ({"weights_sha256": "\x1b[31m\n"}, "not those that config.json names"),
         ({"format_version": 2}, "format_version"),
         ({"view": None}, "view"),
         ({"backbone__kind": "small_resnt"}, "did you mean"),
         ({"backbone__widths": [8]}, "num_features = 128, but its backbone has 8"),
     ],
-    ids=range(21),
+    ids=range(19),
 )
 def test_a_hostile_config_is_one_line(folder, keys, text):
     assert re.search(text, changed(folder, **keys))

@@ -10,26 +10,21 @@ from sslpipe.errors import ExportError, UserError
 from sslpipe.export import verify
 from sslpipe.export.load import FrozenBackbone, freeze
 from sslpipe.models.backbones import backbone_settings, build_backbone
-from sslpipe.models.simclr import build_projector
-from sslpipe.recipe.pretrain import Projector
 
 VIEW = EvalView(crop_px=32, resize_px=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3))
 
 
-def trained(
-    kind: str = "small_resnet", *, projector: Projector | None = None, **arguments: object
-) -> FrozenBackbone:
+def trained(kind: str = "small_resnet", **arguments: object) -> FrozenBackbone:
     """A backbone whose BatchNorm statistics are not those of a fresh one."""
     torch.manual_seed(0)
     component = backbone_settings(kind, arguments)
     backbone = build_backbone(component, crop_px=VIEW.crop_px)
-    head = None if projector is None else build_projector(backbone.num_features, projector)
-    for module in [*backbone.modules(), *(head or [])]:
+    for module in backbone.modules():
         if isinstance(module, (nn.BatchNorm2d, nn.BatchNorm1d)) and module.running_var is not None:
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 2)
     facts = {"name": "made up", "step": 7, "digest": "d" * 64}
-    return freeze(backbone, component, VIEW, facts, head, projector)
+    return freeze(backbone, component, VIEW, facts)
 
 
 def features(model: nn.Module) -> torch.Tensor:
@@ -38,7 +33,7 @@ def features(model: nn.Module) -> torch.Tensor:
         return model(torch.randn(3, 3, 32, 32))
 
 
-def read_here(folder: Path, names: list[str], images: torch.Tensor) -> dict[str, list[dict]]:
+def read_here(folder: Path, names: list[str], images: torch.Tensor) -> dict[str, list]:
     """`verify.read_outputs` without the process, which takes seconds to start."""
     found = {}
     for name in names:
