@@ -133,7 +133,7 @@ def test_some_channels_are_trained_on_and_found_again_by_name(five, tmp_path):
 )
 def test_rgb_weights_begin_with_a_first_layer_for_the_data(five, tmp_path, channels, kernels):
     start = trained(widths=[16, 32])
-    tree = {**RECIPE, "steps": 4, "tune": {"l2_to_init": 1e-3}, "run": {"save_steps": 2}}
+    tree = {**RECIPE, "steps": 4, "tune": {"layer_decay": 0.9}, "run": {"save_steps": 2}}
     del tree["backbone"]
     tree["data"] = {**RECIPE["data"], **({"channels": channels} if channels else {})}
     chosen = parse_recipe(tree, "a test")

@@ -103,7 +103,7 @@ def test_a_resume_needs_the_source_no_more_and_refuses_another(data, sources, tm
     """Killed before its first checkpoint, then after it, while the backbone is still frozen."""
     recipe, source = write_short(tmp_path), shutil.copytree(sources["run"], tmp_path / "source")
     run_dir = tmp_path / "run"
-    tuned = "tune={projector_first_steps=6, ramp_steps=3, l2_to_init=0.1}"
+    tuned = "tune={projector_first_steps=6, ramp_steps=3}"
     words = ("train", str(recipe), tuned, "--data", str(data), "--run-dir", str(run_dir))
     named = ("--init", str(source))
     command_line(*words, *named, SSLPIPE_FAULT="train.step:3", status=9)
@@ -192,7 +192,7 @@ def test_others_weights_that_name_their_own_backbone_bring_it(data, tmp_path):
 TUNED = (
     *("optim.precision=fp64", "optim.kind=lars", "optim.peak_lr=0.5", "steps=5"),
     *("tune.projector_first_steps=2", "tune.ramp_steps=2", "tune.layer_decay=0.5"),
-    *("tune.backbone_lr=0.5", "tune.l2_to_init=0.1", "tune.last_blocks=2", "run.monitor_steps=5"),
+    *("tune.backbone_lr=0.5", "tune.last_blocks=2", "run.monitor_steps=5"),
     *("tune.batchnorm=frozen", "momentum.start=0.9", "data.micro_batch=4"),
 )
 
@@ -262,9 +262,7 @@ def test_weights_of_others_start_at_the_evaluations_size_if_their_network_takes_
         Pretraining.make(recipe, index, given["test_vit"])
 
 
-@pytest.mark.parametrize(
-    "key", ["projector_first_steps", "l2_to_init", "layer_decay", "eval_crop_px"]
-)
+@pytest.mark.parametrize("key", ["projector_first_steps", "layer_decay", "eval_crop_px"])
 def test_what_means_nothing_to_random_weights_is_refused(data, tmp_path, key):
     recipe = load_recipe(write_recipe(tmp_path), [f"tune.{key}={0.5 if 'decay' in key else 3}"])
     with pytest.raises(RecipeError, match=rf"tune.{key} = .* is for a run that starts from weight"):

@@ -30,7 +30,7 @@ RecipeT = TypeVar("RecipeT", bound=RunRecipe)
 
 KEPT = "init"  # folder of a run directory
 # settings of [tune] for a run that starts from weights, of any kind
-_OF_WEIGHTS = ("projector_first_steps", "ramp_steps", "l2_to_init", "eval_crop_px")
+_OF_WEIGHTS = ("projector_first_steps", "ramp_steps", "eval_crop_px")
 _TUNED = ("last_blocks", "layer_decay", "backbone_lr", "batchnorm")  # a fine-tuning has them, too
 
 

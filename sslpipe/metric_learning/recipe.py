@@ -179,7 +179,7 @@ class FinetuneRecipe(RunRecipe):
         group = sampler.neighbours + 1
         classes = sampler.classes_per_batch
         frozen = tune.backbone == "frozen"
-        untrained = ("last_blocks", "projector_first_steps", "ramp_steps", "l2_to_init")
+        untrained = ("last_blocks", "projector_first_steps", "ramp_steps")
         refused = {
             f"queue.size = {self.queue and self.queue.size} holds less than one batch of {rows} "
             f"rows; use at least {rows}": self.queue is not None and self.queue.size < rows,

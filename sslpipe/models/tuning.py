@@ -139,10 +139,8 @@ def learning_rate_scale(
 
 
 def pretrained_groups(tune: Tune) -> dict[str, Any]:
-    """Return the arguments of `build_optimizer` that ramp_steps and l2_to_init need."""
-    if not (tune.ramp_steps or tune.l2_to_init):
-        return {}
-    return {"pretrained": PREFIX, "l2_to_init": tune.l2_to_init}
+    """Return the arguments of `build_optimizer` that ramp_steps needs."""
+    return {"pretrained": PREFIX} if tune.ramp_steps else {}
 
 
 def tune_warnings(recipe: RunRecipe) -> list[str]:

@@ -91,8 +91,6 @@ def estimate_memory(
     encoder = model if encoder is None else encoder
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     held = [*model.parameters(), *model.buffers(), *(b for o in others for b in o.buffers())]
-    if recipe.tune.l2_to_init:  # the start of what decays towards it
-        held += [p for name, p in model.named_parameters() if name.startswith("backbone.network.")]
     ahead = 1 if recipe.run.cache == "device" else BATCHES_AHEAD + 2  # one used, one made
     optim = recipe.optim
     on_cuda = training_device(recipe).type == "cuda"

@@ -14,7 +14,6 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.monitor import Watched
 from sslpipe.export.start import Start
-from sslpipe.optim.build import optimizer_over
 from sslpipe.planning.evaluation import HeldOutEvaluator
 from sslpipe.planning.memory import warn_of_memory
 from sslpipe.planning.pictures import views_picture
@@ -48,7 +47,8 @@ class RecipePlan(Plan[PartsT]):
 
     def optimizer(self, parts: PartsT) -> Optimizer:
         """Build the optimizer over `groups`, once the parts are on their device."""
-        return optimizer_over(self.groups(parts), self.recipe.optim)
+        optimizer: Optimizer = self.recipe.optim.build(groups=self.groups(parts))
+        return optimizer
 
     def view(self, parts: PartsT) -> EvalView:
         """Return the view of the run's evaluations."""

@@ -113,10 +113,6 @@ class Tune(Settings):
     """Times the learning rate: the backbone."""
     batchnorm: Literal["train", "frozen"] = "train"
     """frozen: the statistics of the weights stay."""
-    l2_to_init: Rate = 0.0
-    """Weight decay of the backbone towards the weights that it started from, instead of
-    optim.weight_decay towards 0 (L2-SP, Li et al. 2018, arXiv:1802.01483); of the same
-    parameters."""
     eval_crop_px: Pixels | Literal["auto"] | None = None
     """Side of the images in evaluations, and of the export; none: augment.crop_px. auto: that of
     the export or run that --init names, or PX of SOURCE@PX; of other weights 1.5 times

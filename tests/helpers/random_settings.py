@@ -47,7 +47,7 @@ from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.parts import build_task, freeze_and_group
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models import backbones, limits
-from sslpipe.optim.build import build_optimizer, optimizer_over
+from sslpipe.optim.build import build_optimizer
 from sslpipe.parts import build_loss, build_model
 from sslpipe.planning import memory
 from sslpipe.recipe.pretrain import Recipe
@@ -234,7 +234,7 @@ def step(recipe: RunRecipe, index: DatasetIndex) -> float:
             .to(dtype)
             .train()
         )
-        optimizer = optimizer_over(freeze_and_group(task, recipe), recipe.optim)
+        optimizer = recipe.optim.build(groups=freeze_and_group(task, recipe))
         rows = views, batch.labels.repeat(2), batch.ids.repeat(2)
         loss = task(*(each[: 8 * recipe.views] for each in rows))
         loss = loss[0] if isinstance(loss, tuple) else loss

@@ -164,60 +164,6 @@ def test_a_network_is_frozen_in_the_first_steps_and_then_as_it_was():
     assert [p.requires_grad for p in network.parameters()] == [True] * 4 + [False] * 2
 
 
-@pytest.mark.parametrize("kind", ["sgd", "lars", "adamw"])
-def test_weight_decay_towards_the_start_is_that_of_the_difference(kind):
-    """Of w - start, by the textbook's loop in float64; a projector's goes to 0 as ever."""
-    torch.manual_seed(0)
-    model = nn.ModuleDict({"backbone": nn.ModuleDict({"network": nn.Linear(3, 2)})}).double()
-    model["projector"] = nn.Linear(2, 2).double()
-    own = {} if kind == "adamw" else {"momentum": 0.5}
-    optim = OPTIMIZERS[kind](peak_lr=0.1, weight_decay=0.3, **own)
-    strength, lr = 0.7, 0.1
-    optimizer = build_optimizer(model, optim, pretrained=PREFIX, l2_to_init=strength)
-    start = {key: value.detach().clone() for key, value in model.named_parameters()}
-    own = {key: value.clone() for key, value in start.items()}
-    velocity = {key: torch.zeros_like(value) for key, value in start.items()}
-    square = {key: torch.zeros_like(value) for key, value in start.items()}
-    for step in range(1, 5):
-        for key, parameter in model.named_parameters():
-            parameter.grad = torch.randn_like(parameter)
-            w, g, at_start = own[key], parameter.grad.clone(), start[key]
-            pull = strength * (w - at_start) if key.startswith(PREFIX) else 0.3 * w
-            pull = pull if w.ndim > 1 else torch.zeros_like(w)
-            if kind == "adamw":
-                w = w - lr * pull
-                velocity[key] = 0.9 * velocity[key] + 0.1 * g
-                square[key] = 0.999 * square[key] + 0.001 * g**2
-                mean, var = velocity[key] / (1 - 0.9**step), square[key] / (1 - 0.999**step)
-                own[key] = w - lr * mean / (var.sqrt() + 1e-8)
-                continue
-            update = g + pull
-            if kind == "lars" and w.ndim > 1:
-                update = update * 0.001 * w.norm() / update.norm()
-            rate = lr if kind == "lars" else 1
-            velocity[key] = 0.5 * velocity[key] + rate * update
-            own[key] = w - (velocity[key] if kind == "lars" else lr * velocity[key])
-        optimizer.step()
-        for key, parameter in model.named_parameters():
-            torch.testing.assert_close(parameter.detach(), own[key], rtol=1e-12, atol=1e-12)
-
-
-def test_a_step_that_is_skipped_on_the_device_moves_nothing_to_the_start():
-    model = nn.ModuleDict({"backbone": nn.ModuleDict({"network": nn.Linear(3, 2)})})
-    optimizer = build_optimizer(
-        model, OPTIMIZERS["lars"](peak_lr=0.1), pretrained=PREFIX, l2_to_init=0.7
-    )
-    weight = model["backbone"]["network"].weight
-    with torch.no_grad():
-        weight += 1
-    before = weight.detach().clone()
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, float("nan"))
-    optimizer.found_inf = torch.ones(())
-    optimizer.step()
-    assert torch.equal(weight, before)
-
-
 def test_steps_of_the_projector_alone_are_told_as_a_fact_and_warned_of_where_none_is_left():
     for steps, warned in ((21, False), (20, True)):
         recipe = load_recipe(ROOT / "recipes" / "adapt_mobile.toml", (f"steps={steps}",))
