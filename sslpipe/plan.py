@@ -43,7 +43,6 @@ from sslpipe.parts import (
     follow_trained,
     freeze_and_group,
     open_teacher,
-    recipe_flops,
 )
 from sslpipe.planning.pictures import views_picture
 from sslpipe.planning.recipe_plan import RecipePlan
@@ -168,10 +167,6 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
     def groups(self, parts: Parts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
         return freeze_and_group(parts.model, self.recipe)
-
-    def step_flops(self, parts: Parts) -> float:
-        """Count FLOPs of a step, forward and backward."""
-        return recipe_flops(self.recipe, parts.model, parts.augment.crop_px)
 
     def micro_batches(self, world_size: int) -> list[Tensor]:
         """Return the rows of a rank's batch that each of data.micro_batches takes."""

@@ -47,7 +47,7 @@ def test_a_run_leaves_its_settings_numbers_and_marker(data, tmp_path):
     expected |= {"alignment", "uniformity", "embedding_std", "effective_rank"}
     expected |= {"positive_similarity", "negative_similarity", "negatives_per_anchor"}
     expected |= {"skipped_steps", "overflows", "quarantined", "step", "kind", "wall", "restart"}
-    assert set(lines[0]) == expected  # no mfu_percent: a CPU's peak is not known
+    assert set(lines[0]) == expected
     assert lines[0]["epoch"] == pytest.approx(5 / 7)  # (128 - 16 held out) / 16 steps an epoch
     evals = read_metrics(run_dir, "eval")
     assert [line["step"] for line in evals] == [6, 12]

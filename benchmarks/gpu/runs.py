@@ -19,13 +19,12 @@ from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.export.named import open_init
-from sslpipe.parts import build_model, recipe_flops
+from sslpipe.parts import build_model
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
 from sslpipe.run.run import Run
-from sslpipe.run.throughput import peak_flops
 from sslpipe.sharding.build import write_shards
 from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import Layout
@@ -215,7 +214,6 @@ def trained(bench: Bench, training: Training, *settings: str) -> tuple[Recipe, F
     lines = run_training(recipe, training.data, training.init)
     return recipe, {
         "images/s": statistics.mean(line["images_per_s"] for line in lines[-2:]),
-        **({"MFU %": lines[-1]["mfu_percent"]} if "mfu_percent" in lines[-1] else {}),
         "waiting for data %": statistics.mean(line["data_wait_percent"] for line in lines[-2:]),
         **bench.peak_gib(),
     }
@@ -237,7 +235,6 @@ def bare_encoder(bench: Bench, recipe: Recipe, precision: str) -> Figures:
     bench.forget_memory()
     crop_px, images = recipe.augment.crop_px, recipe.data.batch_size
     model = build_model(recipe, crop_px)
-    flops, peak = recipe_flops(recipe, model, crop_px), peak_flops(bench.device, precision)
     model = model.to(bench.device).to(memory_format=torch.channels_last)
     views = torch.rand(2 * images, 3, crop_px, crop_px, device=bench.device)
     views = views.contiguous(memory_format=torch.channels_last)
@@ -254,7 +251,4 @@ def bare_encoder(bench: Bench, recipe: Recipe, precision: str) -> Figures:
         optimizer.zero_grad(set_to_none=True)
 
     step_s = bench.seconds(step, rounds=10)
-    figures: Figures = {"images/s": images / step_s}
-    if peak:
-        figures["MFU %"] = 100 * flops / step_s / peak
-    return figures | bench.peak_gib()
+    return {"images/s": images / step_s, **bench.peak_gib()}

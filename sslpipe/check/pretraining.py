@@ -21,7 +21,7 @@ from sslpipe.data.pairing import survey
 from sslpipe.data.partners import Pairing, joint_codes
 from sslpipe.errors import RecipeError
 from sslpipe.models.tuning import count_parameters
-from sslpipe.parts import Parts
+from sslpipe.parts import Parts, recipe_flops
 from sslpipe.plan import Pretraining
 from sslpipe.planning.memory import Room, check_memory
 from sslpipe.planning.watch import watch_text
@@ -46,7 +46,7 @@ def check_pretraining(plan: Pretraining) -> Check:
         if alone := check_memory(few, recipe, Room.here(estimate.device)):
             raise RecipeError(f"with no more than 4 images at a time {alone}")
     order_rows, mixing_rows, poorly_mixed = _look_at_order(plan)
-    flops = plan.step_flops(parts)
+    flops = recipe_flops(recipe, parts.model, parts.augment.crop_px)
     step_s = step_seconds(
         parts.model,
         parts.augment,

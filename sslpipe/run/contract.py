@@ -185,10 +185,6 @@ class Plan(ABC, Generic[PartsT]):
     def optimizer(self, parts: PartsT) -> Optimizer:
         """Build the optimizer over `groups`, once the parts are on their device."""
 
-    def step_flops(self, parts: PartsT) -> float:
-        """Count FLOPs of a step, forward and backward; 0: utilisation is not logged."""
-        return 0.0
-
     def micro_batches(self, world_size: int) -> list[Tensor]:
         """Return the rows of this rank's micro-batches; one or none: the batch is not cut."""
         return []

@@ -38,7 +38,7 @@ from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.reporter import Reporter, RunLog
 from sslpipe.run.run import Run
 from sslpipe.run.stop import StopRequest
-from sslpipe.run.throughput import Meter, peak_flops
+from sslpipe.run.throughput import Meter
 
 PREVIEWED = 8  # images whose views a tracker shows
 
@@ -87,7 +87,6 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     accelerator = start_accelerator(recipe, precision)
     device = accelerator.device
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    flops = plan.step_flops(parts)
     parts = parts.moved(place(parts.model, device, dtype, recipe), device, dtype)
 
     # the optimizer of what is not frozen; the model as DDP and torch.compile run it
@@ -165,12 +164,7 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
         reporter=reporter,
         alarms=alarms,
         quarantine=Quarantine(reporter, held.run_dir, plan.order.samples, config.max_bad_fraction),
-        meter=Meter(
-            batch_size=plan.order.batch_size,
-            flops=flops,
-            peak=peak_flops(device, precision) if flops else None,
-            world_size=process.world_size,
-        ),
+        meter=Meter(plan.order.batch_size),
         monitor=monitor,
         checkpoints=checkpoints,
         saved=saved,
