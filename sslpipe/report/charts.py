@@ -1,23 +1,18 @@
 """Charts as Vega-Lite specifications in the page's own colours, light or dark; see `page`.
 
-Below the two kinds, lines and maps, stand the charts of one run or several: what training logged,
-and kNN over the labels per class.
+Below the two kinds, lines and maps, stand the charts of what training logged.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from sslpipe.evaluation.verdict import KNN
-from sslpipe.files import Tree
 from sslpipe.report.page import number, render
-from sslpipe.report.results import feature_colours, table_lines
 from sslpipe.report.run import RunFiles
 
 MOST_POINTS = 600  # of a line; more would not be seen on 300 px
@@ -41,41 +36,18 @@ class Series(NamedTuple):
     x: Numbers
     y: Numbers  # NaN for "none"
     colour: str = "var(--series-1)"  # a CSS value
-    low: Numbers | None = None  # ends of intervals, if they are drawn
-    high: Numbers | None = None
-    dashed: bool = False
-
-    @property
-    def dash(self) -> list[int]:
-        """Lengths of dashes and gaps, in pixels."""
-        return [5, 4] if self.dashed else [1, 0]
 
     @property
     def rows(self) -> list[dict[str, float | None]]:
-        """The points; a gap has no y, and there are `low` and `high` where there are intervals."""
-        gaps = [value if np.isfinite(value) else None for value in self.y.tolist()]
-        columns = {"x": self.x.tolist(), "y": gaps}
-        if self.low is not None and self.high is not None:
-            columns |= {"low": self.low.tolist(), "high": self.high.tolist()}
-        return [
-            dict(zip(columns, each, strict=True)) for each in zip(*columns.values(), strict=True)
-        ]
+        """The points; a gap has no y."""
+        points = zip(self.x.tolist(), self.y.tolist(), strict=True)
+        return [{"x": x, "y": y if np.isfinite(y) else None} for x, y in points]
 
 
-def line_chart(
-    title: str,
-    series: Sequence[Series],
-    *,
-    x_label: str = "step",
-    x_ticks: Mapping[float, str] | None = None,
-    log: bool = False,
-    last_values: bool = True,
-    within: tuple[float, ...] = (),
-) -> Markup:
-    """Draw a <figure>: caption with the last value, lines, and a legend where there are several.
+def line_chart(title: str, series: Sequence[Series], *, within: tuple[float, ...] = ()) -> Markup:
+    """Draw a <figure> over steps: caption with the last value, lines, a legend of several.
 
-    `x_ticks` are place -> text, instead of round numbers; with `log` the x axis is logarithmic; the
-    y axis shows what is `within` in any case.
+    The y axis shows what is `within` in any case.
     """
     shown = [thinned(each) for each in series if np.isfinite(each.y).any()]
     several = len(series) > 1
@@ -93,32 +65,24 @@ def line_chart(
         rows = [
             {"s": s, "n": each.name, **row} for s, each in enumerate(shown) for row in each.rows
         ]
-        ends = [row.get(key) for row in rows for key in ("y", "low", "high")]
-        both = np.array([*(end for end in ends if end is not None), *within])
+        both = np.array([*(row["y"] for row in rows if row["y"] is not None), *within])
         room = 0.05 * float(np.ptp(both)) or 0.1 * abs(float(both[0])) or 1e-6
-        x_axis: dict[str, Any] = {"grid": False, "tickCount": 5, "labelOverlap": True}
-        if x_ticks is not None:
-            texts = ",".join(f"{place!r}:{text!r}" for place, text in x_ticks.items())
-            x_axis |= {"values": list(x_ticks), "labelExpr": f"({{{texts}}})[datum.value]"}
         lines = render(
             "charts.lines",
             title=title,
-            x_label=x_label,
             rows=rows,
             shown=shown,
             domain=[float(both.min()) - room, float(both.max()) + room],
-            x_axis=x_axis,
-            log=log,
             dots=max(len(each.x) for each in shown) <= MOST_DOTS,
         )
         spec = json.loads(lines)
     return render(
         "chart",
         title=title,
-        last=(", ".join(lasts) if last_values else "") if shown else "no finite value",
+        last=", ".join(lasts) if shown else "no finite value",
         alt=f"{title}: " + "; ".join(said),  # for those who do not see it
         spec=spec,
-        keys=[(s.name, s.colour, "dash" if s.dashed else "") for s in series if several and shown],
+        keys=[(s.name, s.colour, "") for s in series if several and shown],
         kind="chart",
     )
 
@@ -152,7 +116,7 @@ def scatter(
 def thinned(series: Series) -> Series:
     """Keep MOST_POINTS points at most: of each stretch the lowest and highest, so spikes stay."""
     count = len(series.x)
-    if count <= MOST_POINTS or series.low is not None:
+    if count <= MOST_POINTS:
         return series
     edges = np.linspace(0, count, MOST_POINTS // 2 + 1).astype(int)
     kept: set[int] = {0, count - 1}
@@ -246,58 +210,3 @@ def charts(run: RunFiles, wanted: Sequence[Chart]) -> Markup:
     if absent:
         shown += render("missing", text=f"Not in metrics.jsonl: {', '.join(absent)}.")
     return shown
-
-
-def few_shot_chart(evaluation: Tree) -> Markup:
-    """Draw the accuracy of kNN over the labels per class in eval.json; '' without few-shot kNN."""
-    rows = evaluation["rows"]
-    colours = feature_colours(rows)
-    few = [(labels, row) for row in rows if (labels := _labels_per_class(row))]
-    if not few:
-        return Markup()
-    # of all labels: their mean; the bank with the fewest labels per class has the most classes
-    least, smallest = min(few, key=lambda each: each[0])
-    most = [row for row in rows if row["column"] == KNN]
-    mean = {id(row): row["bank"] / (smallest["bank"] // least) for row in most}
-    points = sorted([*few, *((mean[id(row)], row) for row in most)], key=lambda each: each[0])
-    ticks = {
-        float(n): f"all ({number(round(n))})" if id(row) in mean else f"{n}" for n, row in points
-    }
-    series: list[Series] = []
-    for line in table_lines(rows):
-        of_line = [
-            (n, row)
-            for n, row in points
-            if (row["features"], row["whitened"]) == (line.features, line.whitened)
-        ]
-        if len(of_line) < 2:
-            continue
-        y, low, high = 100 * np.array([(row["value"], *row["interval95"]) for _, row in of_line]).T
-        # side by side, so that no interval hides another
-        x = 10 ** (0.012 * (len(series) - 2.5)) * np.array([n for n, _ in of_line])
-        colour = colours[line.features]
-        series.append(
-            Series(
-                name=line.title, x=x, y=y, colour=colour, low=low, high=high, dashed=line.whitened
-            )
-        )
-    if not series:
-        return Markup()
-    return line_chart(
-        "kNN top-1 in %",
-        series,
-        x_label="labelled train images per class",
-        x_ticks=ticks,
-        log=True,
-        last_values=False,
-    )
-
-
-def _labels_per_class(row: Tree) -> int:
-    """Read from a kNN's protocol how many labels it had per class; 0: all, or no kNN.
-
-    Numbers of fewer than half of the classes are no point of a curve.
-    """
-    some = re.search(r" classes=(\d+)/(\d+)", row["protocol"])
-    few = re.match(r"knn-weighted .* (\d+)/class ", row["protocol"])
-    return int(few[1]) if few and (not some or 2 * int(some[1]) >= int(some[2])) else 0

@@ -11,7 +11,7 @@ from sslpipe.evaluation.vectors import Features
 from sslpipe.evaluation.verdict import LINEAR, RECALL
 from sslpipe.files import Tree
 from sslpipe.recipe.reading import is_finetune
-from sslpipe.report.charts import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, few_shot_chart
+from sslpipe.report.charts import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts
 from sslpipe.report.embeddings import (
     EMBED,
     RANDOM_QUERIES,
@@ -69,7 +69,6 @@ def build_page(
     no_embeddings = render(
         "missing", text=f"No embeddings of the {split} split yet.", command=command
     )
-    chart = few_shot_chart(evaluation) if evaluation else ""
     builders: dict[str, Callable[[], Markup]] = {
         "Results": lambda: render(
             "run.results",
@@ -92,9 +91,6 @@ def build_page(
             else no_embeddings
         ),
         "Embedding map": lambda: embedding_map(run, queries) if queries else no_embeddings,
-        "Few labels": lambda: (
-            render("run.few_labels", chart=chart) if evaluation else NEEDS_RESULTS
-        ),
         "Confusion": lambda: confusion(evaluation, run.classes) if evaluation else NEEDS_RESULTS,
         "Training": lambda: training(run),
         "Views": lambda: render("run.views", uri=png_uri(run.views_png) if run.views_png else ""),
@@ -104,7 +100,7 @@ def build_page(
         "Settings": lambda: render("run.settings", run=run),
     }
     if not (evaluation or run.data["classes"]):  # nothing to compare with
-        del builders["Few labels"], builders["Confusion"]
+        del builders["Confusion"]
     sections = {}
     for name, build in builders.items():
         say(name.lower())

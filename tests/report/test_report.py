@@ -29,7 +29,6 @@ from sslpipe.recipe.reading import load_recipe
 from sslpipe.report.charts import (
     MOST_POINTS,
     Series,
-    few_shot_chart,
     line_chart,
     thinned,
 )
@@ -225,7 +224,7 @@ def test_links_lead_somewhere_and_every_picture_has_an_alternative_text(whole):
     assert all(attrs.get("alt") for attrs in whole.page.all("img"))
     plots = whole.page.plots()
     assert all(attrs.get("aria-label") for attrs in plots)
-    assert len(plots) == 1 + 12 + 2 + 1  # few labels, training, speed, map
+    assert len(plots) == 12 + 2 + 1  # training, speed, map
 
 
 def test_the_table_holds_the_numbers_of_eval_json(whole):
@@ -516,19 +515,6 @@ def test_the_first_paragraph_names_baselines_in_the_same_form_judges_once_and_sa
     assert said(none).endswith("are in train, too.")
 
 
-def test_the_few_shot_curve_stands_at_the_labels_a_class_in_a_column_or_not():
-    rows = [row("ssl", 0.7, 0.6, 0.8, bank=8000)]
-    for labels, value, column in ((5, 0.4, None), (10, 0.5, "kNN, 10/class"), (100, 0.6, None)):
-        protocol = f"knn-weighted k=5 T=0.07 cosine {labels}/class draws=5 seed=0"
-        more = {"column": column, "bank": 10 * labels, "protocol": protocol}
-        rows.append(row("ssl", value, value - 0.1, value + 0.1, **more))
-    axis = spec_of(few_shot_chart(evaluation_of(*rows)))["encoding"]["x"]["axis"]
-    assert axis["values"] == [5, 10, 100, 800]
-    ticks = "5.0:'5',10.0:'10',100.0:'100',800.0:'all (800)'"
-    assert axis["labelExpr"] == f"({{{ticks}}})[datum.value]"
-    assert few_shot_chart(evaluation_of(row("ssl", 0.5, 0.4, 0.6))) == ""
-
-
 def test_what_was_not_measured_is_a_sentence_and_leaks_are_told_with_what_lists_them():
     evaluation = evaluation_of(row("ssl", 0.5, 0.4, 0.6))
     evaluation |= {"columns": ["kNN", "kNN, 100/class"], "left_out": ["a < b", "c"]}
@@ -672,7 +658,7 @@ def test_a_chart_breaks_its_line_where_there_is_no_number():
 def test_names_of_strangers_stay_data_inside_a_chart():
     evil = "</script><script>alert(1)</script><!--" + QUOTES
     lines = [Series(evil, np.arange(3.0), np.arange(3.0)), Series("b", np.arange(3.0), np.ones(3))]
-    html = line_chart(evil, lines, x_label=evil)
+    html = line_chart(evil, lines)
     assert html.count("<script") == html.count("</script>") == 1
     assert "<!--" not in html
     assert "<img" not in html
