@@ -52,7 +52,7 @@ HOMES = {
     **dict.fromkeys(("tifffile", "imagecodecs", "pydicom", "nibabel"), ("sensors",)),
 }
 EAGERLY = (  # only where used
-    *("pytorch_metric_learning", "wandb", "matplotlib", "tensorboard", "trackio"),
+    *("pytorch_metric_learning", "wandb", "matplotlib", "tensorboard"),
     *(
         "onnx",
         "onnxruntime",

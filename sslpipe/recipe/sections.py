@@ -25,7 +25,7 @@ NonNegative = Annotated[int, Field(ge=0, le=LARGEST)]
 Width = Annotated[int, Field(gt=0, le=65_536)]  # of a layer
 Pixels = Annotated[int, Field(gt=0, le=LONGEST_SIDE_PX)]
 Threads = Annotated[int, Field(ge=0, le=1024)]
-TRACKER_NAMES = ("wandb", "tensorboard", "trackio")
+TRACKER_NAMES = ("wandb", "tensorboard")
 Rate = Annotated[float, Field(ge=0, le=1e12)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -142,7 +142,7 @@ class RunConfig(Settings):
     """End the run, as done, when so many evaluations in a row were no better than the best one; 0:
     never. The learning rate still follows the whole length of the run."""
     trackers: tuple[str, ...] = ()
-    """Where metrics are copied to, beside metrics.jsonl: wandb, tensorboard, trackio, or what an
+    """Where metrics are copied to, beside metrics.jsonl: wandb, tensorboard, or what an
     installed package adds."""
     num_workers: Threads = 2
     """Decoding threads of each process; 0: decode in the training thread."""

@@ -1,7 +1,7 @@
 """Trackers of experiments: copies of a run's numbers, which can never stop it.
 
 A run directory is one run of each tracker, however often it is started, resumed or evaluated:
-RUN/tracker_id holds the id under which wandb and trackio continue it.
+RUN/tracker_id holds the id under which wandb continues it.
 """
 
 import importlib
@@ -121,34 +121,6 @@ class _WandB:
         self._run.finish()
 
 
-class _Trackio:
-    """One run of trackio's, found again by its name."""
-
-    def __init__(self, name: str, run_dir: Path) -> None:
-        self._project = name
-        self._name = run_name(run_dir)
-
-    def start(self) -> None:
-        import trackio
-
-        self._trackio: Any = trackio
-        self._run: Any = trackio.init(project=self._project, name=self._name, resume="allow")
-
-    def store_init_configuration(self, settings: dict[str, Any]) -> None:
-        self._trackio.config.update(settings)  # a dict
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def log_images(self, values: Mapping[str, Sequence[Image.Image]], step: int) -> None:
-        for key, images in values.items():
-            for image in images:
-                self._run.log({key: self._trackio.Image(image)}, step=step)
-
-    def finish(self) -> None:
-        self._run.finish()
-
-
 def _import_wandb(run_dir: Path) -> None:
     """Import wandb so that its temporary folders, which a kill leaves, go at the next start."""
     folder = run_dir / "wandb" / "tmp"
@@ -167,7 +139,7 @@ def _import_wandb(run_dir: Path) -> None:
 # pictures, log_images({name: [PIL image]}, step=)
 TRACKERS = Table[Callable[[str, Path], Any]](
     "tracker",
-    {"wandb": _WandB, "tensorboard": _TensorBoard, "trackio": _Trackio},
+    {"wandb": _WandB, "tensorboard": _TensorBoard},
     "sslpipe.trackers",
 )
 
@@ -200,7 +172,6 @@ class Trackers:
 
         PartialState()  # accelerate's trackers need one; in a run it is there already
         os.environ.setdefault("WANDB_MODE", "offline")
-        os.environ.setdefault("TRACKIO_DIR", str(run_dir / "trackio"))
         for kind in names:
             try:
                 tracker = TRACKERS[kind](name, run_dir)

@@ -1,5 +1,4 @@
 import importlib
-import io
 import json
 import math
 import os
@@ -9,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from PIL import Image
 
 from sslpipe.data.reader import Quarantined
 from sslpipe.files import parse_object
@@ -184,48 +182,6 @@ def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
     assert (line["step"], line["train/loss"]) == (3, 1.5)
     config = b"".join(p.read_bytes() for p in run.rglob("*") if p.is_file())
     assert SECRET.encode() not in config
-
-
-READ_TRACKIO = """
-import json, trackio
-from trackio.sqlite_storage import SQLiteStorage
-(run,) = trackio.Api().runs("tiny")
-print(json.dumps([run.name, run.config, SQLiteStorage.get_logs("tiny", run.name)]))
-"""
-
-
-def test_trackio_has_the_numbers_settings_and_pictures_of_both_starts_in_one_run(tmp_path):
-    """With the real one, in processes of its own: it reads TRACKIO_DIR once."""
-    pytest.importorskip("trackio")
-    environment = {key: text for key, text in os.environ.items() if not key.startswith("TRACKIO")}
-    for first_step in (0, 5):
-        program = (
-            "import pathlib; from PIL import Image; from tests.run.test_log import VALUES, a_log;"
-            f"log = a_log(pathlib.Path({str(tmp_path)!r}), trackers=('trackio',),"
-            f"            first_step={first_step});"
-            "assert list(log._trackers.started) == ['trackio'];"
-            f"log.train({first_step} + 3, VALUES);"
-            f"log.picture({first_step}, 'views', lambda: Image.new('RGB', (8, 6), 'red'));"
-            "log.close()"
-        )
-        subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=True)
-    said = subprocess.run(
-        [sys.executable, "-c", READ_TRACKIO],
-        env={**environment, "TRACKIO_DIR": str(tmp_path / "trackio")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    name, settings, logs = json.loads(said.stdout.splitlines()[-1])
-    assert name == f"{tmp_path.name}-{(tmp_path / 'tracker_id').read_text().strip()}"
-    own = {key: value for key, value in settings.items() if not key.startswith("_")}
-    assert own == {"a.b": 1, "wandb_api_key": "***"}
-    assert [(each["step"], each["train/loss"]) for each in logs if "train/loss" in each] == [
-        (3, 1.5), (8, 1.5)
-    ]  # fmt: skip
-    assert [each["step"] for each in logs if "views" in each] == [0, 5]
-    files = [path.read_bytes() for path in (tmp_path / "trackio" / "media").rglob("*.png")]
-    assert [Image.open(io.BytesIO(raw)).size for raw in files] == [(8, 6), (8, 6)]
 
 
 @pytest.mark.slow
