@@ -3,7 +3,6 @@
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
@@ -22,7 +21,7 @@ class Config(Settings):
     A sha256 of weights is `module_sha256`'s.
     """
 
-    format_version: Literal[1, 2]  # 2 has `image`
+    format_version: Literal[1] = 1
     # builds the same network, with the stem of the training
     backbone: Annotated[SparseSettings, Kinds(*BACKBONE.names_of_tables, recorded=True)]
     crop_px: Pixels  # side of the images that the network was built for
@@ -33,19 +32,6 @@ class Config(Settings):
     whitening_sha256: str | None = None  # of the file that `sslpipe whiten` adds
     # what images the network was trained on; None: 8-bit RGB, alpha dropped
     image: ImageType | None = None
-
-    @model_validator(mode="after")
-    def _check_version(self) -> "Config":
-        if (self.format_version == 2) != (self.image is not None):
-            raise ValueError("format_version = 2 is that of an export with image, 1 of one without")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _without_usual_image(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        tree: dict[str, Any] = write(self)
-        if self.image is None:
-            del tree["image"]
-        return tree
 
 
 class HubConfig(Stored):
@@ -126,7 +112,7 @@ class SavedBackbone(nn.Module):
                 f"the range of these images is too far from that of {self.name}: {error}; build "
                 "them with its --range"
             ) from error
-        seen = self.config.model_copy(update=image_keys(image_type))
+        seen = self.config.model_copy(update={"image": unusual(image_type)})
         return self._like(view, seen).to(self.view.mean.device)
 
     def _like(self, view: EvalView, config: Config) -> Self:
@@ -136,7 +122,7 @@ class SavedBackbone(nn.Module):
     def on(self, background: Colour | None) -> Self:
         """Return the backbone that puts transparent parts of images on another background."""
         image = self.image_type.on(background)
-        config = self.config.model_copy(update=image_keys(image))
+        config = self.config.model_copy(update={"image": unusual(image)})
         return self._like(self.view, config)
 
 
@@ -159,7 +145,7 @@ def config_of(
     # resolved, so that a later rule for "auto" changes nothing
     stem = {} if backbone.stem is None else {"stem": backbone.stem}
     return Config(
-        **image_keys(image),
+        image=unusual(image),
         backbone=backbone_settings(component.kind, {**component.arguments, **stem}),
         crop_px=view.crop_px,
         num_features=backbone.num_features,
@@ -169,7 +155,6 @@ def config_of(
     )
 
 
-def image_keys(image: ImageType | None) -> dict[str, Any]:
-    """Return the keys of a Config that say what images a network takes."""
-    is_usual = image in (None, RGB8)
-    return {"format_version": 1 if is_usual else 2, "image": None if is_usual else image}
+def unusual(image: ImageType | None) -> ImageType | None:
+    """Return what a Config says of the images that a network takes: None for 8-bit RGB."""
+    return None if image == RGB8 else image

@@ -99,8 +99,6 @@ def whiten(
         say(why if helps else f"{why}; flattening does not help here: --power 0 keeps distances")
     fitted = fit_whitening(rows, dims=kept, power=power, say=say)
     view: dict[str, Any] = {k: metadata[k] for k in ("view", "image") if k in metadata}
-    if "image" in view:
-        view["format_version"] = 2
     card = export / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     _put(export, fitted, view, with_flattening(text, num_features=width, num_encoded=kept))

@@ -34,7 +34,7 @@ NO_THRESHOLD = "no threshold is set: every image gets the nearest name, a strang
 class _About(Stored):
     """What a gallery's file says beside its tensors."""
 
-    format_version: Literal[1, 2]  # 2: embeddings are flattened, by its own mean and projection
+    format_version: Literal[1] = 1
     names: tuple[str, ...]
     threshold: Finite
     facts: dict[str, Any]  # which model made the embeddings
@@ -208,7 +208,6 @@ class Gallery:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         about = _About(
-            format_version=1 if self.flattening is None else 2,
             names=self.names,
             threshold=self.threshold,
             facts=self.metadata,
@@ -242,10 +241,8 @@ class Gallery:
             embeddings = tensors["embeddings"]
             owner = tensors["owner"]
             flattening = None
-            if about.format_version == 2:
+            if "mean" in tensors:
                 flattening = Whitening(tensors["mean"], tensors["projection"])
-            if wrong := _wrong_content(len(about.names), embeddings, owner, flattening):
-                raise DataError(f"{path} is damaged: {wrong}; copy it again, or enrol anew")
             dim = embeddings.shape[1] if flattening is None else len(flattening.mean)
             gallery = cls(dim, metadata=about.facts, flattening=flattening)
             gallery._names = {name: place for place, name in enumerate(about.names)}
@@ -341,31 +338,6 @@ def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tenso
         for a, b in zip(first.split(2**16), second.split(2**16), strict=True)
     ]
     return torch.cat(parts) if parts else torch.zeros(0)
-
-
-def _wrong_content(
-    count: int, embeddings: Tensor, owner: Tensor, flattening: Whitening | None
-) -> str | None:
-    """Return what no gallery of `count` names can have: a checksum can be forged."""
-    if embeddings.dim() != 2 or embeddings.dtype != torch.float32 or not embeddings.shape[1]:
-        return (
-            f"its embeddings are {embeddings.dtype} {tuple(embeddings.shape)}, not float32 (n, D)"
-        )
-    if owner.dtype != torch.int64 or owner.shape != embeddings.shape[:1]:
-        return f"its owners are {owner.dtype} {tuple(owner.shape)}, not int64 ({len(embeddings)},)"
-    if not torch.equal(torch.unique(owner), torch.arange(count)):
-        return f"its rows do not belong to its {count} names, each to one"
-    lengths = embeddings.double().square().sum(1)
-    if not bool(((lengths - 1).abs() < 1e-3).all()):  # NaN is not
-        return "its embeddings are not of length 1"
-    if flattening is None:
-        return None
-    mean, projection = flattening
-    if mean.dim() != 1 or projection.shape != (len(mean), embeddings.shape[1]):
-        return f"its mean and projection are {tuple(mean.shape)} and {tuple(projection.shape)}"
-    if any(each.dtype != torch.float64 or not bool(each.isfinite().all()) for each in flattening):
-        return "its mean and projection are not finite float64"
-    return None
 
 
 def _refuse_zeros(rows: Tensor, names: Sequence[str]) -> None:

@@ -77,7 +77,7 @@ def changed(folder, **keys) -> str:
         ({"crop_px": 10**6}, "crop_px"),
         ({"num_features": 3}, "num_features = 3"),
         ({"weights_sha256": "\x1b[31m\n"}, "not those that config.json names"),
-        ({"format_version": 2}, "format_version"),
+        ({"format_version": 2}, "format_version = 2"),
         ({"view": None}, "view"),
         ({"backbone__kind": "small_resnt"}, "did you mean"),
         ({"backbone__widths": [8]}, "num_features = 128, but its backbone has 8"),

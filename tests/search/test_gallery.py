@@ -107,16 +107,6 @@ def test_a_flattened_gallery_scores_flattened_cosines_and_keeps_its_space(tmp_pa
     loaded.remove("other")
     loaded.save(tmp_path / "again.safetensors")
     assert Gallery.load(tmp_path / "again.safetensors").rank(queries, 5) == ranked
-    # a version that knows no flattening must not read it; a damaged one is named
-    tensors, text = content(tmp_path / "flat.safetensors")
-    assert json.loads(text)["format_version"] == 2
-    for changed, named in (
-        ({"mean": space.mean[:-1]}, "mean and projection are"),
-        ({"projection": space.projection * torch.nan}, "not finite"),
-    ):
-        write(tmp_path / "bad.safetensors", {**tensors, **changed}, text)
-        with pytest.raises(DataError, match=named):
-            Gallery.load(tmp_path / "bad.safetensors")
 
 
 def test_a_query_below_the_threshold_is_nobody():
@@ -201,7 +191,6 @@ def test_a_saved_gallery_is_the_same_after_loading(tmp_path):
     gallery.calibrate(some(50, 6), far=0.1)
     gallery.remove("person 0")
     gallery.save(path)
-    assert json.loads(content(path)[1])["format_version"] == 1
     again = Gallery.load(path)
     assert again.names == gallery.names
     assert (again.threshold, again.metadata) == (gallery.threshold, gallery.metadata)
@@ -218,25 +207,12 @@ def test_a_file_without_its_checksum_is_no_gallery(tmp_path):
         Gallery.load(path)
 
 
-NAMES, ROWS = [f"person {n}" for n in range(30)], len(filled()._owner)
+NAMES = [f"person {n}" for n in range(30)]
 
 
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        ({"embeddings": torch.full((ROWS, DIM), math.nan)}, "embeddings are not of length 1"),
-        ({"embeddings": torch.full((ROWS, DIM), 1e30)}, "embeddings are not of length 1"),
-        ({"embeddings": torch.zeros(ROWS, DIM)}, "embeddings are not of length 1"),
-        ({"embeddings": torch.zeros(ROWS)}, "not float32"),
-        ({"embeddings": torch.zeros(ROWS, 0)}, "not float32"),
-        ({"embeddings": torch.zeros(ROWS, DIM, dtype=torch.int64)}, "not float32"),
-        ({"owner": torch.full((ROWS,), 30)}, "do not belong to its 30 names"),
-        ({"owner": torch.full((ROWS,), -1)}, "do not belong to its 30 names"),
-        ({"owner": torch.zeros(ROWS, dtype=torch.int64)}, "do not belong to its 30 names"),
-        ({"owner": torch.zeros(ROWS)}, "owners are torch.float32"),
-        ({"owner": torch.zeros(ROWS, 1, dtype=torch.int64)}, "owners are torch.int64"),
-        ({"owner": torch.zeros(7, dtype=torch.int64)}, "owners are torch.int64"),
-        ({"names": NAMES[:-1]}, "do not belong to its 29 names"),
         ({"names": ["x"] * 30}, "a name is there twice"),
         ({"names": [*range(30)]}, "names.0 = 0"),
         ({"names": "abc"}, "names = 'abc'"),
@@ -244,8 +220,7 @@ NAMES, ROWS = [f"person {n}" for n in range(30)], len(filled()._owner)
         ({"threshold": "high"}, "threshold = 'high'"),
         ({"threshold": True}, "threshold = True"),
         ({"facts": []}, "facts = []"),
-        ({"format_version": 3}, "format_version = 3"),
-        ({"format_version": 2}, "holds no gallery ('mean')"),
+        ({"format_version": 2}, "format_version = 2"),
     ],
 )
 def test_content_that_no_gallery_has_is_one_error(tmp_path, change, wrong):
@@ -253,9 +228,7 @@ def test_content_that_no_gallery_has_is_one_error(tmp_path, change, wrong):
     gallery, path = filled(), tmp_path / "g.safetensors"
     about = {"format_version": 1, "names": NAMES, "threshold": 0.5, "facts": {}}
     tensors = {"embeddings": gallery._embeddings, "owner": gallery._owner}
-    tensors |= {key: value for key, value in change.items() if key in tensors}
-    text = json.dumps(about | {key: value for key, value in change.items() if key in about})
-    write(path, tensors, text)
+    write(path, tensors, json.dumps(about | change))
     with pytest.raises(DataError, match=re.escape(wrong)):
         Gallery.load(path)
 
