@@ -26,7 +26,6 @@ BROUGHT = {  # folder -> names that it brings; without it this test is not run
         "cluster",
         "find_duplicates",
         "find_outliers",
-        "mutual_neighbours",
         "select_to_label",
     ),
     "search": ("Gallery", "ImageSearch", "browse", "choose", "rank_features"),

@@ -14,16 +14,15 @@ from PIL import Image
 
 from sslpipe.arguments import checked
 from sslpipe.curate import clusters, duplicates, outliers, results
-from sslpipe.curate.groups import Groups, Precision, estimate_precision, group, mutual_groups
+from sslpipe.curate.groups import Groups, group
 from sslpipe.curate.scan import Samples, decoded, scan, scan_pictures
 from sslpipe.data.decode import MAX_PIXELS, BadSample
 from sslpipe.data.image_type import RGB8
-from sslpipe.data.index import NEIGHBOUR_COLUMN, DatasetIndex, Split, load_index
+from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined, keys_of
 from sslpipe.errors import DataError, UserError, check_count
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.vectors import Vectors, open_features
-from sslpipe.evaluation.whiten import FLOOR, fit_whitening
 from sslpipe.export.model import decode_image
 from sslpipe.portable import keep_freed_memory
 from sslpipe.sharding.build import silent
@@ -121,7 +120,7 @@ def find_duplicates(
     groups = group(found.pairs, len(samples))
     if column and index is not None:
         by_split = results.by_split(samples, groups)
-        results.write_column(index.folder, results.COLUMN, by_split, alone=True)
+        results.write_column(index.folder, by_split)
     return Duplicates(samples, groups, found.doubt, pictures)
 
 
@@ -186,56 +185,6 @@ def _scan_images(
     return samples, lambda rows: {row: pixels_of(readable[row]) for row in rows.tolist()}
 
 
-class Neighbours(NamedTuple):
-    """Groups of samples that are each other's nearest, by row."""
-
-    ids: Integers  # (N,), of the samples
-    groups: Groups
-    precision: Precision | None  # None where no pair has two labels
-
-    def __repr__(self) -> str:
-        paired = int((self.groups.group >= 0).sum())
-        return f"Neighbours({paired:,} of {len(self.ids):,} in {len(self.groups.sizes()):,} groups)"
-
-
-@checked
-def mutual_neighbours(
-    features: Vectors,
-    data: DatasetIndex | str | Path | None = None,
-    *,
-    k: int = 1,
-    power: float = 0.0,
-) -> Neighbours:
-    """Pair samples that are each other's nearest, as `sslpipe curate neighbours` does.
-
-    >>> pairs = sslpipe.mutual_neighbours(features)
-    >>> pairs.groups.group  # (N,), -1 for a sample without a mutual neighbour
-
-    Args:
-        features: A file of features, (N, F) floats, or a result of `sslpipe.embed`.
-        data: The data set that a file was embedded from: gets the column neighbour_group.
-        k: How many nearest count: each must be among the other's.
-        power: Flatten the features' spectrum by this power first, 0 to 1; 0: as they are.
-
-    Raises:
-        UserError: No two are each other's nearest, or the column cannot be written.
-    """
-    check_count(k, "k")
-    opened = open_features(features, data)
-    split = opened.split
-    if split is not None:
-        results.check_place(split.index, NEIGHBOUR_COLUMN, "")
-    rows = opened.rows
-    groups = mutual_groups(fit_whitening(rows, FLOOR, power=power)(rows) if power else rows, k)
-    if not bool((groups.group >= 0).any()):
-        raise DataError(f"no two of {len(rows.ids)} samples are each other's {k} nearest; raise k")
-    ids = rows.ids.numpy()
-    if split is not None:
-        written = {split.name: (ids, groups.group)}
-        results.write_column(split.index.folder, NEIGHBOUR_COLUMN, written)
-    return Neighbours(ids, groups, estimate_precision(groups.group, rows.labels.numpy()))
-
-
 @checked
 def find_outliers(
     features: Vectors,
@@ -253,7 +202,7 @@ def find_outliers(
     ...     print(one.key, one.reason)
 
     Args:
-        features: As in `mutual_neighbours`.
+        features: A file of features, (N, F) floats, or a result of `sslpipe.embed`.
         data: The data set that a file was embedded from: its images are looked at, too.
         k: Nearest neighbours whose distance counts.
         z: Robust standard deviations above the usual distance.
@@ -294,7 +243,7 @@ def cluster(features: Vectors, count: int = 50, *, seed: int = 0) -> clusters.Cl
     >>> sslpipe.cluster(features, 20).of_row  # (N,), 0 is the largest cluster
 
     Args:
-        features: As in `mutual_neighbours`.
+        features: As in `find_outliers`.
         count: How many clusters.
         seed: Of the first centres.
 
@@ -326,7 +275,7 @@ def select_to_label(
     >>> [one.id for one in sslpipe.select_to_label(features, 100)]
 
     Args:
-        features: As in `mutual_neighbours`.
+        features: As in `find_outliers`.
         count: How many to choose.
         data: The data set that a file was embedded from: of a group of its column duplicate_group
             one is chosen, and none of a labelled group.

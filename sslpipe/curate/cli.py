@@ -143,58 +143,6 @@ def duplicates(
 
 @command(
     app,
-    examples=["sslpipe curate neighbours train.safetensors --data out/photos/dataset.json"],
-)
-def neighbours(
-    embedded: Embedded,
-    k: Annotated[
-        int, option("Nearest neighbours that count: each must be among the other's.", min=1)
-    ] = 1,
-    power: Annotated[
-        float,
-        option("Flatten the features' spectrum by this power first; 0: as they are.", min=0, max=1),
-    ] = 0.0,
-) -> None:
-    """Pair samples that are each other's nearest neighbours.
-
-    Writes the column neighbour_group beside the data set: samples that share a number are mutual
-    neighbours in the space of the features, which may be of any network, a join or a flattened
-    export. Train with pairs.positive=neighbour_group. Shards, existing features and runs stay
-    valid. Where samples have labels, they say how many pairs are right; no label makes a pair.
-    """
-    if embedded.data is None:
-        raise UserError(
-            "neighbours writes a column beside a data set: name it with --data; of vectors alone "
-            "sslpipe.mutual_neighbours(features) returns the groups"
-        )
-    opened = embedded.open()
-
-    from sslpipe.curate.calls import mutual_neighbours
-    from sslpipe.data.index import NEIGHBOUR_COLUMN
-
-    split = opened.split
-    assert split is not None
-    with working("compare"):
-        found = mutual_neighbours(opened, k=k, power=power)
-    paired = int((found.groups.group >= 0).sum())
-    where = f"{NEIGHBOUR_COLUMN} of split {split.name} in {split.index.folder}"
-    show(f"{where}: {paired:,} of {len(split):,} samples in {len(found.groups.sizes()):,} groups")
-    precision = found.precision
-    if precision is None:
-        show("no labels to estimate its precision by: look at some groups before training")
-    else:
-        share, low, high = (
-            100 * x for x in (precision.right / precision.pairs, *precision.interval95)
-        )
-        show(
-            f"precision {share:.1f} % ({low:.1f} to {high:.1f}) of {precision.pairs:,} pairs whose "
-            f"images are both labelled; {100 * precision.chance:.1f} % of pairs drawn by chance"
-        )
-    after_a_look(embedded.data, f"pairs.positive={NEIGHBOUR_COLUMN}")
-
-
-@command(
-    app,
     examples=["sslpipe curate outliers train.safetensors --data out/photos --out out/outliers"],
 )
 def outliers(

@@ -1,4 +1,4 @@
-"""From pairs of samples to groups without chains: of one picture, or of mutual neighbours.
+"""From pairs of samples that are one picture to groups without chains.
 
 Every member of a group is paired with its centre, or equal to one that is: otherwise one wrong pair
 would join two groups, and a series of frames would be one.
@@ -9,10 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.intervals import Interval, wilson95
-from sslpipe.evaluation.neighbours import nearest
 
 Integers = NDArray[np.int64]
 
@@ -40,15 +36,6 @@ class Groups(NamedTuple):
         """Count the samples of every group, (G,)."""
         counts: Integers = np.bincount(self.group[self.group >= 0])
         return counts
-
-
-class Precision(NamedTuple):
-    """Pairs of samples in one group, both labelled, that share the label."""
-
-    right: int
-    pairs: int
-    interval95: Interval  # Wilson's, of right / pairs
-    chance: float  # the same share of pairs drawn from all labelled samples
 
 
 def joined(parts: list[Pairs]) -> Pairs:
@@ -113,56 +100,3 @@ def group(pairs: Pairs, rows: int) -> Groups:
     scores = np.zeros(rows, np.float32)
     scores[rows_with] = score[inside][at]
     return Groups(label, nearest, scores)
-
-
-def mutual_groups(rows: Embeddings, k: int = 1) -> Groups:
-    """Group samples with their mutual neighbours: each is among the k nearest of the other.
-
-    With k = 1 these are pairs. With more, the sample with the most mutual neighbours and these are
-    a group, then the same of the rest: each member is a mutual neighbour of its group's centre, and
-    no chain joins two groups.
-
-    Args:
-        rows: Features of one split.
-        k: How many neighbours count.
-
-    Raises:
-        DataError: There are no k other samples.
-
-    Source:
-        Qin et al. 2011, "Hello neighbor": k-reciprocal nearest neighbours.
-    """
-    count = len(rows.ids)
-    neighbours = nearest(rows.features, rows.features, k, hidden=(rows.ids, rows.ids))
-    first = np.repeat(np.arange(count), k)
-    second, score = (part.cpu().numpy().ravel() for part in neighbours)
-    mutual = np.isin(first * count + second, second * count + first) & (first < second)
-    first = first[mutual]
-    second = second[mutual]
-    score = score[mutual].astype(np.float32)
-    return group(Pairs(first, second, np.zeros(len(first), bool), score), count)
-
-
-def estimate_precision(group_of: Integers, labels: Integers) -> Precision | None:
-    """Compare the labels within groups; None where no group has two labelled samples.
-
-    Args:
-        group_of: (N,), -1 without a group.
-        labels: (N,), -1 without a label.
-    """
-    known = labels >= 0
-    sizes = np.bincount(group_of[known & (group_of >= 0)])
-    pairs = _pairs(sizes)
-    if not pairs:
-        return None
-    both = np.stack([group_of, labels])[:, known & (group_of >= 0)]
-    right = _pairs(np.unique(both, axis=1, return_counts=True)[1])
-    chance = _pairs(np.unique(labels[known], return_counts=True)[1]) / _pairs(
-        np.array([known.sum()])
-    )
-    return Precision(right, pairs, wilson95(right, pairs), chance)
-
-
-def _pairs(sizes: Integers) -> int:
-    """Count the pairs within sets of these sizes."""
-    return int((sizes * (sizes - 1) // 2).sum())

@@ -1,6 +1,6 @@
 """What of this folder is `sslpipe.NAME`, too."""
 
 NAMES = dict.fromkeys(
-    ("cluster", "find_duplicates", "find_outliers", "mutual_neighbours", "select_to_label"),
+    ("cluster", "find_duplicates", "find_outliers", "select_to_label"),
     "sslpipe.curate.calls",
 )

@@ -16,7 +16,7 @@ from sslpipe.curate.scan import Samples
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError
-from sslpipe.sharding.columns import add_columns
+from sslpipe.sharding.columns import replace_columns
 from sslpipe.sharding.show import BAD, CELL_PX, INK, Cell, draw_sheet
 
 COLUMN = DERIVED_COLUMN
@@ -91,52 +91,47 @@ def doubt_sheet(
     return draw_sheet(cells, COLUMNS) if cells else None
 
 
-def check_place(
-    index: DatasetIndex,
-    column: str = COLUMN,
-    otherwise: str = ", or leave the column out with --no-column",
-) -> None:
-    """Check that a column can be written beside a data set; `otherwise` ends the remedy.
+def check_place(index: DatasetIndex) -> None:
+    """Check that the column can be written beside a data set.
 
     Raises:
         DataError: It is remote, or read-only, or has a column of that name that is another's.
     """
     folder = index.folder
-    entry = index.manifest.columns.get(column)
+    otherwise = ", or leave the column out with --no-column"
+    entry = index.manifest.columns.get(COLUMN)
     if entry is not None and entry.kind != "integer":
         raise DataError(
-            f"{folder} has a column {column} of kind {entry.kind}, which would be lost; build the "
+            f"{folder} has a column {COLUMN} of kind {entry.kind}, which would be lost; build the "
             f"data set with another name for it{otherwise}"
         )
     if scheme(folder) or not os.access(folder, os.W_OK):
         raise DataError(
-            f"{folder} is {'remote' if scheme(folder) else 'read-only'}, and the column {column} "
+            f"{folder} is {'remote' if scheme(folder) else 'read-only'}, and the column {COLUMN} "
             f"is written beside dataset.json; copy the data set{otherwise}"
         )
 
 
-def write_column(
-    folder: str, name: str, groups: Mapping[str, tuple[Integers, Integers]], *, alone: bool = False
-) -> None:
-    """Write a column of numbers of groups beside a data set; shards stay.
+def write_column(folder: str, groups: Mapping[str, tuple[Integers, Integers]]) -> None:
+    """Write the column of numbers of groups beside a data set; shards stay.
+
+    Other splits lose theirs: their numbers would stand for other groups.
 
     Args:
         folder: Of dataset.json.
-        name: Of the column.
         groups: Split -> (N,) ids of samples, (N,) their groups; -1: none, and no value.
-        alone: Other splits lose theirs: their numbers would stand for other groups.
 
     Raises:
         DataError: As `check_place`.
     """
     index = load_index(folder)
     columns = {}
-    check_place(index, name)
+    check_place(index)
     for split, (ids, numbers) in groups.items():
         values = np.full(len(index.split(split)), -1, np.int64)
         values[ids] = numbers
-        columns[split] = pa.table({name: pa.array(values, mask=values < 0)})
-    add_columns(Path(folder), columns, alone=alone)
+        columns[split] = pa.table({COLUMN: pa.array(values, mask=values < 0)})
+    replace_columns(Path(folder), columns)
 
 
 def by_split(samples: Samples, groups: Groups) -> dict[str, tuple[Integers, Integers]]:

@@ -54,9 +54,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # computed from the images, at any time: data with and without are the same to all that use none
 DERIVED_COLUMN = "duplicate_group"
-NEIGHBOUR_COLUMN = "neighbour_group"
 PATH_COLUMN = "path"  # of each image's file below --root; changes nothing of what a run computes
-OPTIONAL_COLUMNS = (DERIVED_COLUMN, NEIGHBOUR_COLUMN, PATH_COLUMN)
+OPTIONAL_COLUMNS = (DERIVED_COLUMN, PATH_COLUMN)
 SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a shard has one open a stream
 
 Triple = tuple[float, float, float]

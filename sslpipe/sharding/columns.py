@@ -178,11 +178,10 @@ def save_columns(folder: Path, manifest: Manifest, columns: Mapping[str, Columns
     return open_manifest(folder)
 
 
-def add_columns(folder: Path, columns: Mapping[str, Columns], *, alone: bool = False) -> Manifest:
+def replace_columns(folder: Path, columns: Mapping[str, Columns]) -> Manifest:
     """Give splits of a data set that is there columns, and write its dataset.json anew.
 
-    A column of the same name is replaced in these splits; with `alone` other splits lose it. Raises
-    DataError as `write_columns`.
+    A column of the same name goes, in all splits. Raises: DataError as `write_columns`.
     """
     with one_at_a_time(folder):
         index = load_index(folder)
@@ -191,7 +190,7 @@ def add_columns(folder: Path, columns: Mapping[str, Columns], *, alone: bool = F
         for split in index.manifest.splits:
             before = read_columns(index, split)
             new = columns.get(split)
-            lost = names & {*before.column_names} if alone or new is not None else set()
+            lost = names & {*before.column_names}
             if not lost and new is None:
                 continue
             kept = before.drop_columns([*lost])

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import (
     DERIVED_COLUMN,
-    NEIGHBOUR_COLUMN,
     PATH_COLUMN,
     Manifest,
     ShardFile,
@@ -74,7 +73,7 @@ def _join_columns(manifests: Mapping[Path, Manifest]) -> tuple[ColumnSpec, ...]:
     specs: dict[str, ColumnSpec] = {}
     for folder, manifest in manifests.items():
         for name, entry in manifest.columns.items():
-            if name in (DERIVED_COLUMN, NEIGHBOUR_COLUMN):
+            if name == DERIVED_COLUMN:
                 continue  # computed from the images of one folder
             if name == PATH_COLUMN and entry.kind == "text":
                 continue  # in no KEY.json, see `built_paths`

@@ -7,7 +7,7 @@ from PIL import Image
 
 import sslpipe
 from sslpipe.curate.results import COLUMN
-from sslpipe.data.index import NEIGHBOUR_COLUMN, load_index
+from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from tests.curate.test_duplicates import smooth
@@ -40,18 +40,11 @@ def forms(features, folder):
 
 def test_each_form_of_features_gets_the_same_answers(kinds, tmp_path):
     features, numbers = kinds
-    units = features / np.linalg.norm(features, axis=1, keepdims=True)
-    cosines = units @ units.T - 9 * np.eye(COUNT)
-    nearest = cosines.argmax(1)
-    pairs = {frozenset((i, int(j))) for i, j in enumerate(nearest) if nearest[j] == i}
     for form in forms(features, tmp_path):
         assert [one.id for one in sslpipe.find_outliers(form, k=5)] == [33]
         clusters = sslpipe.cluster(form, 5)
         assert sorted(clusters.sizes.tolist()) == [1, 9, 10, 10, 10]
         assert all(len({*numbers[clusters.members(k)]}) == 1 for k in range(5))
-        groups = sslpipe.mutual_neighbours(form).groups
-        found = {frozenset(np.flatnonzero(groups.group == k)) for k in range(len(groups.sizes()))}
-        assert found == pairs
         chosen = [one.id for one in sslpipe.select_to_label(form, 5)]
         assert len({*numbers[[each for each in chosen if each != 33]]}) == 4
         # of what has a label, no cluster is chosen from
@@ -60,7 +53,7 @@ def test_each_form_of_features_gets_the_same_answers(kinds, tmp_path):
         assert numbers[one.id] == 3
 
 
-def test_with_the_data_set_columns_are_written_and_images_are_looked_at(kinds, tmp_path):
+def test_with_the_data_set_images_are_looked_at(kinds, tmp_path):
     features, _ = kinds
     black = png(np.zeros((16, 16, 3), np.uint8))
     data = write_dataset(tmp_path / "data", (20, 20), labelled=False, broken={7: black})
@@ -72,9 +65,6 @@ def test_with_the_data_set_columns_are_written_and_images_are_looked_at(kinds, t
     file = tmp_path / "train.safetensors"
     listed = sslpipe.find_outliers(file, data, k=5)
     assert [(one.id, one.reason) for one in listed] == [(33, "no neighbour"), (7, "constant")]
-    found = sslpipe.mutual_neighbours(file, data)
-    column = load_index(data).split("train").column(NEIGHBOUR_COLUMN)
-    assert column.show(range(COUNT)) == [str(k) if k >= 0 else None for k in found.groups.group]
     with pytest.raises(UserError, match="in memory"):
         sslpipe.find_outliers(rows, data)
 

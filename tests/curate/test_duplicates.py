@@ -24,7 +24,7 @@ from sslpipe.curate.duplicates import (
     find_duplicates,
 )
 from sslpipe.curate.groups import group
-from sslpipe.curate.results import COLUMN, by_split, doubt_sheet, write_column
+from sslpipe.curate.results import by_split, doubt_sheet, write_column
 from sslpipe.curate.scan import decoded, scan, scan_pictures
 from sslpipe.curate.thumbnails import STARTS, resampling, whole_and_crops
 from sslpipe.data.index import load_index
@@ -118,12 +118,8 @@ def test_exact_duplicates_are_grouped_across_splits(planted, tmp_path):
     told = "duplicate_group has other values than before"
     assert told not in shown
     assert told not in run(planted, tmp_path / "again")  # the same column again
-    ones = {"train": (np.arange(16), np.full(16, 1)), "test": (np.arange(8), np.full(8, 1))}
-    write_column(planted.parent, "neighbour_group", ones)
     manifest = planted.read_bytes()
     assert told not in run(planted, tmp_path / "again")  # in its place among the others
-    assert planted.read_bytes() == manifest
-    write_column(planted.parent, "neighbour_group", {"train": ones["train"]})
     assert planted.read_bytes() == manifest
     assert told in run(planted, tmp_path / "test", "--split", "test")
     run(planted, tmp_path / "out")
@@ -362,7 +358,7 @@ def test_two_searches_at_once_leave_one_whole_column(planted):
     def write(number):
         for turn in range(8):
             values = by_split(*found[(number + turn) % 2])
-            write_column(index.folder, COLUMN, values, alone=True)
+            write_column(index.folder, values)
 
     with ThreadPoolExecutor(2) as pool:  # each opens the folder: the lock holds threads apart, too
         list(pool.map(write, range(2)))
