@@ -9,16 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from sslpipe.augment.ops import draws
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.pipeline import Batch
-from sslpipe.data.reader import Reader
-from sslpipe.evaluation.embed import embed
-from sslpipe.evaluation.label_free import concentration_text, uniformity
 from sslpipe.optim.build import describe_groups
 from sslpipe.planning.memory import Memory, Room, check_memory, memory_of_plan
 from sslpipe.precision import AUTOCAST
@@ -26,7 +22,6 @@ from sslpipe.recipe.sections import RunRecipe
 from sslpipe.run.contract import Plan
 from sslpipe.run.device import check_precision, resolve_precision, training_device
 
-_SPREAD = 128  # images that say how concentrated features are
 _LONG_ENOUGH_S = 0.1  # a measured step that takes this long is not grown further
 _EFFICIENCY = 0.8  # of threads that share a step: between 0.6 and 1 where measured
 
@@ -152,30 +147,6 @@ def _elapsed(clock: Callable[[], float], step: Callable[[], None]) -> float:
     begin_s = clock()
     step()
     return clock() - begin_s
-
-
-def start_concentration(plan: Plan[Any]) -> str:
-    """Embed a few images by the weights that a run starts from: how they spread."""
-    start = plan.start.weights
-    assert start is not None
-    recipe = plan.recipe
-    device = training_device(recipe)
-    split = plan.index.split(recipe.data.split)
-    rows = embed(
-        start.backbone.to(device),
-        start.view.to(device),
-        split,
-        device=device,
-        network=start.name,
-        ids=np.unique(np.linspace(0, len(split) - 1, _SPREAD).astype(np.int64)),
-        batch_size=16,
-        canvas_px=start.view.canvas_px,
-        num_workers=0,
-        reader=Reader(split),
-        on_bad=lambda bad: None,  # training quarantines and counts it
-    )
-    text = concentration_text(uniformity(rows.features))
-    return f"{len(rows.ids)} of these images by the start: {text}"
 
 
 def noise_batch(image_px: int, images: int = 8, image_type: ImageType = RGB8) -> Batch:

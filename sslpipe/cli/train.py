@@ -27,7 +27,6 @@ from sslpipe.cli.options import (
 from sslpipe.cli.terminal import (
     new_app,
     percent,
-    say_once,
     show,
     show_json,
     text_table,
@@ -100,12 +99,6 @@ def check(
     with working("check: a step is timed"):
         result = check_plan(plan)
     SafeConsole().print(result.render())
-    if plan.start.weights is not None:
-        from sslpipe.check.estimate import start_concentration
-
-        with working("check: a few images are embedded"):
-            spread = start_concentration(plan)
-        say_once(spread)
     say_next(["preview", *training.words(data), "--out", "views.png"])
     if isinstance(plan, Pretraining):
         after_labels(data)
