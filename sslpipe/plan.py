@@ -188,7 +188,7 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
         )
 
     def follow(self, parts: Parts, step: int) -> None:
-        """Move a momentum encoder, and an average of the backbone, behind the trained weights."""
+        """Move a momentum encoder behind the trained weights."""
         follow_trained(parts.model, self.recipe, step)
 
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from sslpipe.run.log import read_metrics
 from tests.helpers import runs
 from tests.helpers.runs import (
     NUMBERS,
-    RECIPE,
     assert_same_numbers,
     assert_same_weights,
     final_weights,
@@ -140,12 +139,3 @@ def test_settings_of_run_change_no_weight(data, one_process, tmp_path, settings)
     recipe = write_recipe(tmp_path)
     train_over(1, recipe, data, tmp_path / "run", *FP64, *OPTIMIZERS["sgd"], *settings)
     assert_same_weights(run_dir, tmp_path / "run")
-
-
-def test_local_batchnorm_depends_on_the_process_count_as_it_says(data, tmp_path):
-    recipe = write_recipe(tmp_path, RECIPE.replace("steps = 12", 'steps = 2\nbatchnorm = "local"'))
-    for world in (1, 2):
-        train_over(world, recipe, data, tmp_path / str(world), "optim.precision=fp64")
-    one, two = (final_weights(tmp_path / str(world)) for world in (1, 2))
-    key = next(key for key in one if key.endswith("running_mean"))
-    assert not torch.allclose(one[key], two[key], rtol=1e-6)

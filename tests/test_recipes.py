@@ -202,7 +202,7 @@ PUBLISHED = {
         "views.grayscale_prob": 0.1, "views.flip_prob": 0.5, "views.mean": 0,  # not normalised
     },
     "cifar10_moco": ON_CIFAR | {
-        "epochs": 200, "batchnorm": "global", "loss.queue_rows": 4096, "loss.temperature": 0.1,
+        "epochs": 200, "loss.queue_rows": 4096, "loss.temperature": 0.1,
         "momentum.start": 0.99, "momentum.schedule": "constant", "views.crop_area": (0.08, 1.0),
         "model.projector": [(128, 512), (128,)], "views.grayscale_prob": 0.2,
     },

@@ -79,7 +79,7 @@ def check_pretraining(plan: Pretraining) -> Check:
         *estimate.remarks,
         straddle_warning(plan.index, plan.split.name),
         estimate.too_much,
-        *_setting_warnings(recipe),
+        warmup_warning(recipe),
         poorly_mixed,
     ]
     return Check(
@@ -213,19 +213,3 @@ def _look_at_pairs(
         f"{order.window}, which hold few groups side by side; raise data.shuffle_window or "
         "data.num_streams"
     )
-
-
-def _setting_warnings(recipe: Recipe) -> list[str | None]:
-    """Return what settings cost that are allowed."""
-    warnings = []
-    if recipe.batchnorm == "local":
-        warnings.append(
-            "batchnorm = 'local': each process normalises by its own part of the batch, so results "
-            "depend on the number of processes; 'global' does not"
-        )
-        if recipe.momentum:
-            warnings.append(
-                "batchnorm = 'local' with [momentum]: the statistics of a process's few images "
-                "tell which keys belong to its queries; use 'global'"
-            )
-    return [*warnings, warmup_warning(recipe)]

@@ -49,7 +49,7 @@ def _converted(norm: _BatchNorm) -> "SyncBatchNorm":
     if type(norm) not in plain and children != ["drop", "act"]:
         raise TypeError(
             f"{type(norm).__module__}.{type(norm).__qualname__} is a BatchNorm with a forward of"
-            ' its own; use batchnorm = "local" or another backbone'
+            " its own; use another backbone"
         )
     new = SyncBatchNorm(
         norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats

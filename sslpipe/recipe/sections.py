@@ -212,8 +212,6 @@ class RunRecipe(Settings):
     """Passes over the training samples, instead of `steps`; converted to steps once."""
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     """Decides initial weights, order and views."""
-    batchnorm: Literal["global", "local"] = "global"
-    """Statistics over the rows of all processes, or of each process alone."""
     data: RunData = RunData()
     """Which images."""
     augment: Annotated[SparseSettings, AUGMENT, Field(examples=["fused"])]

@@ -108,13 +108,9 @@ def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
     )
 
 
-def place(
-    module: nn.Module, device: torch.device, dtype: torch.dtype, recipe: RunRecipe
-) -> nn.Module:
-    """Return a model on the device, in channels_last."""
-    module = module.to(dtype=dtype)
-    if recipe.batchnorm == "global":
-        module = sync_batchnorm(module, current_rank().world_size)
+def place(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Return a model on the device, in channels_last, its BatchNorms over all processes."""
+    module = sync_batchnorm(module.to(dtype=dtype), current_rank().world_size)
     return module.to(device).to(memory_format=torch.channels_last)
 
 

@@ -87,7 +87,7 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     accelerator = start_accelerator(recipe, precision)
     device = accelerator.device
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    parts = parts.moved(place(parts.model, device, dtype, recipe), device, dtype)
+    parts = parts.moved(place(parts.model, device, dtype), device, dtype)
 
     # the optimizer of what is not frozen; the model as DDP and torch.compile run it
     optimizer_of_all = plan.optimizer(parts)

@@ -293,7 +293,6 @@ def test_labels_that_cannot_choose_leave_it_to_the_other_views(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("batchnorm=local", "results depend on the number of processes"),
         ("optim.warmup_steps=12", "does not end before the run's 12 steps"),
         ("backbone={kind='torchvision/resnet18', stem='imagenet'}", "backbone.stem = 'imagenet'"),
     ],
@@ -327,7 +326,7 @@ def test_a_queue_needs_a_momentum_encoder_and_is_what_the_negatives_come_from(ch
 
 def test_a_momentum_encoder_costs_its_weights_and_a_forward(checked):
     plain = checked()
-    pair = checked("momentum.start=0.99", "batchnorm=local")
+    pair = checked("momentum.start=0.99")
     assert pair.memory.weights == 2 * plain.memory.weights
     assert pair.memory.gradients == plain.memory.gradients
     assert pair.memory.activations < 0.6 * plain.memory.activations  # keys keep none

@@ -176,7 +176,7 @@ def test_the_digest_ignores_the_name_and_run_and_nothing_else(path):
     same = {of(), of("name=other"), of("run.log_steps=7"), of("run.device=cpu")}
     same |= {of("run.deterministic=true")}
     changes = [
-        "steps=9", "seed=1", "batchnorm=local", "data.holdout=4",
+        "steps=9", "seed=1", "data.holdout=4",
         "data.micro_batch=32", "augment.crop_px=28",
         "backbone.widths=[8]", "backbone.pool=max",
         "projector.out_dim=8", "loss.temperature=0.1", "optim.peak_lr=0.2",

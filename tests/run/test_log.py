@@ -104,14 +104,14 @@ def test_a_step_is_one_line_on_the_console_and_all_its_numbers_are_in_the_file(t
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
-        ({"validation_map_at_r": 0.5, "ema_validation_map_at_r": 0.75}, "MAP@R 75.0 %"),
+        ({"validation_map_at_r": 0.5, "validation_recall_at_1": 0.75}, "MAP@R 50.0 %"),
         ({"holdout_view_recall": 0.5, "holdout_rankme": 3.0}, "view recall 50.0 %"),
         ({"holdout_map_at_r": math.nan}, "step 3/10  "),
         ({"holdout_rankme": 3.0}, "step 3/10  "),
         ({}, "step 3/10  "),
     ],
 )
-def test_the_score_on_the_console_is_that_of_the_better_weights(tmp_path, capsys, values, shown):
+def test_the_score_on_the_console_is_what_the_run_is_compared_by(tmp_path, capsys, values, shown):
     log = a_log(tmp_path)
     log.evals(3, values)
     log.close()

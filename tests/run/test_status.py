@@ -206,7 +206,7 @@ def test_a_runs_best_is_of_what_it_watches(tmp_path, measure, others):
 
 def test_runs_are_listed_with_what_may_be_deleted(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # no line is folded
-    evals = [(4, {"holdout_knn": 0.9}), (8, {"holdout_knn": 0.6, "ema_holdout_knn": 0.7})]
+    evals = [(4, {"holdout_knn": 0.9}), (8, {"holdout_knn": 0.6})]
     names = ("step-00000004", "step-00000008", "bad-step-00000006")
     best = {"name": "step-00000004", "step": 4, "value": 0.9}
     first = write_run(tmp_path / "a" / "deep", 10, evals, "one", names)
