@@ -27,7 +27,6 @@ class Evaluations(LazyGroup):
         "knn": "kNN classification of TEST by TRAIN.",
         "linear": "Logistic regression fitted on TRAIN.",
         "retrieval": "Recall@k, mAP and other retrieval metrics of TEST in TRAIN.",
-        "ridge": "Ridge regression onto one-hot labels, fitted on TRAIN.",
         "verification": "Same label or not, for pairs of TEST.",
     }
 

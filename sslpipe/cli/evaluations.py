@@ -43,7 +43,7 @@ from sslpipe.evaluation.whiten import whiten
 from sslpipe.files import write_json
 
 SHARE_THE_BANK = ("few-shot", "knn")
-LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge")
+LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear")
 
 _OPTIONS = {  # of the arguments of our own evaluations; the others keep their defaults
     "clusters": (),
@@ -51,7 +51,6 @@ _OPTIONS = {  # of the arguments of our own evaluations; the others keep their d
     "knn": ("k", "vote", "exclude_same_id", "exclude_same"),
     "linear": (),
     "retrieval": ("k", "exclude_same_id", "exclude_same", "cross"),
-    "ridge": (),
     "verification": ("far",),
 }
 _EXTRA = {  # of the examples

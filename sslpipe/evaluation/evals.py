@@ -5,7 +5,7 @@ from collections.abc import Callable
 from sslpipe.evaluation.clustering import clusters
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.knn import knn_results
-from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
+from sslpipe.evaluation.linear_probe import linear_probe
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.verification import verification
@@ -18,7 +18,6 @@ _BUILT_IN: dict[str, Callable[..., list[Result]]] = {
     "knn": knn_results,
     "linear": linear_probe,
     "retrieval": retrieval,
-    "ridge": ridge_probe,
     "verification": verification,
 }
 EVALS = Table("evaluation", _BUILT_IN, "sslpipe.evaluations")

@@ -1,4 +1,4 @@
-"""A linear classifier on frozen features: logistic regression or ridge, chosen inside train."""
+"""A linear classifier on frozen features: logistic regression, its C chosen inside train."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import by_class, shuffled
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.logistic import Linear, axes_with_variance, fit_logistic, predict
+from sslpipe.evaluation.logistic import Linear, fit_logistic, predict
 from sslpipe.evaluation.result import Result, accuracy
 
 GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e3, 20 values
@@ -20,7 +20,6 @@ SEARCH_TOLERANCE = 1e-3
 FINAL_TOLERANCE = 1e-5
 MOST_CLASSES = 65536
 MOST_PARAMETERS = 2**26  # of a logistic fit: L-BFGS keeps some 50 float64 numbers for each
-ONE_HOT_NUMBERS = 2**24  # of rows and classes at a time: 128 MiB
 CONFUSION_CLASSES = 200  # of a confusion matrix in the details
 
 
@@ -53,49 +52,10 @@ def linear_probe(
     Raises:
         DataError: There are more than MOST_PARAMETERS parameters, or a class has a single row.
     """
-    return _probe(name="C", train=train, test=test, grid=grid, holdout=holdout, seed=seed)
-
-
-def ridge_probe(
-    train: Embeddings,
-    test: Embeddings,
-    *,
-    grid: Sequence[float] = GRID,
-    holdout: float = 0.15,
-    seed: int = 0,
-) -> list[Result]:
-    """Score ridge regression onto one-hot labels, fitted on all of train, by top-1 on test.
-
-    All penalties come from one eigendecomposition.
-
-    Args:
-        train: Labelled rows.
-        test: Labelled rows.
-        grid: Penalties, in units of the features' mean variance (1, as they are standardised);
-            chosen as in the logistic probe, the largest among equals.
-        holdout: Class-stratified share of train that chooses the penalty.
-        seed: Of that share.
-
-    Returns:
-        details: as the logistic probe's, with `penalty` for C.
-    """
-    return _probe(name="penalty", train=train, test=test, grid=grid, holdout=holdout, seed=seed)
-
-
-def _probe(
-    name: str,
-    train: Embeddings,
-    test: Embeddings,
-    grid: Sequence[float],
-    holdout: float,
-    seed: int,
-) -> list[Result]:
-    """Choose "C" of a logistic fit, or the "penalty" of a ridge fit, and score it."""
     check_pair(train, test)
-    logistic = name == "C"
     path = sorted(set(grid))
     if not path or path[0] <= 0:
-        raise DataError(f"grid = {tuple(grid)} must hold values of {name} > 0")
+        raise DataError(f"grid = {tuple(grid)} must hold values of C > 0")
     classes = 1 + max(int(train.labels.max()), int(test.labels.max()))
     numbers: list[int] | None = None  # labels, by place in per_class and confusion
     if classes > MOST_CLASSES:  # numbers of products, perhaps: the classes that are there count
@@ -107,7 +67,7 @@ def _probe(
     if classes > MOST_CLASSES:
         raise DataError(f"{classes} classes are above {MOST_CLASSES} of a linear probe; use kNN")
     parameters = (train.features.shape[1] + 1) * classes
-    if logistic and parameters > MOST_PARAMETERS:
+    if parameters > MOST_PARAMETERS:
         raise DataError(
             f"{classes} classes of {train.features.shape[1]} features are {parameters} parameters, "
             f"above {MOST_PARAMETERS} of the logistic probe; use kNN"
@@ -118,18 +78,18 @@ def _probe(
     fit = train.rows(~held)
     check = train.rows(held)
     mean, scale = standardisation(fit.features)
-    solutions = _fit(name, (fit.features - mean) / scale, fit.labels, path, classes, rough=True)
+    solutions = _fit((fit.features - mean) / scale, fit.labels, path, classes, rough=True)
     asked = (check.features - mean) / scale
     scores = {
         value: float((predict(fitted, asked) == check.labels).double().mean())
         for value, fitted in zip(path, solutions, strict=True)
     }
     best = [value for value, score in scores.items() if score == max(scores.values())]
-    chosen = best[0 if logistic else -1]  # of equals the one that penalises most
+    chosen = best[0]  # of equals the one that penalises most
 
     # all of train, then test once
     mean, scale = standardisation(train.features)
-    (fitted,) = _fit(name, (train.features - mean) / scale, train.labels, [chosen], classes)
+    (fitted,) = _fit((train.features - mean) / scale, train.labels, [chosen], classes)
     predicted = predict(fitted, (test.features - mean) / scale).cpu().numpy()
     labels = test.labels.cpu().numpy()
     totals = np.bincount(labels, minlength=classes).tolist()
@@ -138,59 +98,27 @@ def _probe(
     if classes <= CONFUSION_CLASSES:
         pairs = np.bincount(labels * classes + predicted, minlength=classes**2)
         confusion = pairs.reshape(classes, classes).tolist()
-    solver = "lbfgs" if logistic else "ridge"
     ends = f"{path[0]:g}..{path[-1]:g}/{len(path)}"
-    details: dict[str, Any] = {name: chosen}
-    details[f"{name}_at_edge"] = len(grid) > 1 and chosen in (path[0], path[-1])
+    details: dict[str, Any] = {"C": chosen}
+    details["C_at_edge"] = len(grid) > 1 and chosen in (path[0], path[-1])
     details["holdout_top1"] = {f"{value:g}": score for value, score in scores.items()}
-    if logistic:
-        details["converged"] = fitted.converged
+    details["converged"] = fitted.converged
     details["per_class"] = [h / n if n else None for h, n in zip(hits, totals, strict=True)]
     details["confusion"] = confusion
     if numbers is not None:
         details["numbers"] = numbers
-    protocol = f"linear-{solver} standardised {name}-by-holdout={holdout:g} grid={ends} seed={seed}"
+    protocol = f"linear-lbfgs standardised C-by-holdout={holdout:g} grid={ends} seed={seed}"
     result = accuracy(protocol, predicted, labels, bank=len(train.ids), details=details)
     return [result]
 
 
 def _fit(
-    name: str, x: Tensor, y: Tensor, grid: Sequence[float], classes: int, *, rough: bool = False
+    x: Tensor, y: Tensor, grid: Sequence[float], classes: int, *, rough: bool = False
 ) -> list[Linear]:
     """Fit a classifier for each value; `rough` is enough to choose one."""
-    if name == "penalty":
-        return fit_ridge(x, y, grid, classes)
     tolerance = SEARCH_TOLERANCE if rough else FINAL_TOLERANCE
     dtype = torch.float32 if rough else torch.float64
     return fit_logistic(x, y, grid, classes, tolerance=tolerance, dtype=dtype)
-
-
-def fit_ridge(
-    features: Tensor, labels: Tensor, grid: Sequence[float], num_classes: int
-) -> list[Linear]:
-    """Find each penalty's minimiser of mean |x W + b - onehot|^2 + penalty |W|^2; b is free.
-
-    It is scikit-learn's Ridge(alpha=penalty * N), in float64, of standardised features (N, F).
-    """
-    x = features.double()
-    mean = x.mean(dim=0)
-    centred = x - mean
-    variances, axes = axes_with_variance(centred)
-    known = torch.arange(num_classes, device=x.device)
-    shares_of: list[Tensor] = []  # (k,), of a part of the classes
-    sums_of: list[Tensor] = []  # (F, k)
-    for some in torch.split(known, max(1, ONE_HOT_NUMBERS // len(x))):
-        targets = (labels[:, None] == some).double()  # (N, k) one-hot, of a part of the classes
-        shares_of.append(targets.mean(dim=0))
-        sums_of.append(centred.T @ targets)
-    shares = torch.cat(shares_of)
-    sums = torch.cat(sums_of, dim=1)
-    projected = axes.T @ sums / len(x)  # (F, K); the centre of the targets drops out
-    solutions = []
-    for penalty in grid:
-        weight = axes @ (projected / (variances.clamp_min(0) + penalty)[:, None])
-        solutions.append(Linear(weight, shares - mean @ weight))
-    return solutions
 
 
 def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:

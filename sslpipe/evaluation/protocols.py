@@ -16,7 +16,7 @@ from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.flatten import choose_power
 from sslpipe.evaluation.knn import DINO_K, knn_results, protocol_id
-from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
+from sslpipe.evaluation.linear_probe import linear_probe
 from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.verdict import KNN, LINEAR, PER_QUERY, has_a_match
@@ -55,7 +55,7 @@ class Protocols:
     """What is measured of each set: the same for all, by what the first one's samples allow.
 
     kNN with all, 100, 10, 5 and 1 labels per class (where classes have so many), retrieval and
-    verification inside test, plain and flattened, and two linear probes, of plain features only.
+    verification inside test, plain and flattened, and a linear probe, of plain features only.
     The table has kNN with k = 20, or as many as there are labels per class where those are fewer,
     and the linear probe; Recall@1 and MAP@R where train has not the classes of most test samples.
 
@@ -92,10 +92,8 @@ class Protocols:
                 self._parts.append(Part(few_column(n), score))
         self._parts += _inside_test(first[1], seed, left_out)
         if known and self._measurable(2, "linear probes"):  # a row to fit and one to check
-            for title, probe in (("ridge", ridge_probe), (LINEAR, linear_probe)):
-                column = LINEAR if title == LINEAR else None
-                score = partial(self._of_large, 2, column, probe)
-                self._parts.append(Part(title, score, linear=True))
+            score = partial(self._of_large, 2, LINEAR, linear_probe)
+            self._parts.append(Part(LINEAR, score, linear=True))
 
     def _neighbours(self) -> list[int]:
         """Choose the k of kNN; what is far beyond the largest class is said in `left_out`."""
@@ -156,7 +154,7 @@ class Protocols:
                     pair = train, test
                 say(f"{title}: kNN, retrieval, verification")
                 for part in parts:
-                    if part.title == "ridge":
+                    if part.linear:
                         say(f"{name}: linear probes")
                     for column, result in part.score(pair[0], pair[1]):
                         results.append((name, power, column if column in columns else None, result))

@@ -456,7 +456,6 @@ def test_every_eval_is_a_subcommand_with_arguments_of_its_own_as_options(files, 
         "knn": {"k": [1, 7], "vote": "majority"},
         "linear": {},
         "retrieval": {"k": [1, 3]},
-        "ridge": {},
         "verification": {"far": [0.1]},
     }[name]
     arguments = []
@@ -501,8 +500,8 @@ def test_two_processes_print_and_write_once_what_one_does(files, tmp_path):
 def test_an_evaluation_that_no_processes_share_refuses_several(files, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("sslpipe.run.accelerator.join_processes", lambda **_: Rank(0, 2))
-    message = "ridge runs in one process, and the launcher started 2"
-    refused(evaluate_tool, ["ridge", *files[0]], message)
+    message = "linear runs in one process, and the launcher started 2"
+    refused(evaluate_tool, ["linear", *files[0]], message)
 
 
 @pytest.mark.parametrize(
@@ -535,14 +534,14 @@ def test_a_map_is_applied_to_both_files_and_recorded(
     [
         ("knn none none", "cannot read embeddings from none"),
         ("knn tests tests", "tests is a folder; name a file that `sslpipe embed` wrote"),
-        ("ridge README.md README.md --device tpu", "use auto, cpu, cuda or mps"),
+        ("linear README.md README.md --device tpu", "use auto, cpu, cuda or mps"),
         ("verification {0} {1} --far 0", "between 0 and 1"),
         ("knn {0} {1} --k 5000", "k = 5000 does not fit a bank of 300 rows; use 1 <= k <= 300"),
         ("knn {0} {1} --k 301", "as --k 20"),
         ("few-shot {0} {1} --labels-per-class 500", "ask for fewer (--labels-per-class)"),
         ("knn {plain} {1} --k 1", "plain.npy: 300 of 300 rows have no label"),
         ("retrieval {0} {plain}", "plain.npy: 300 of 300 rows have no label"),
-        ("ridge {0} {1} --out .", "--out . is a folder; name a file"),
+        ("linear {0} {1} --out .", "--out . is a folder; name a file"),
         ("suite {2} --data {3} --split tset", "tset"),
         ("suite {2} --data {3} --split train", "name another split"),
     ],
@@ -575,5 +574,5 @@ def test_two_files_that_were_not_made_alike_are_refused_with_the_key_that_differ
     for key, other in (("backbone_sha256", "b"), ("canvas_px", 512), ("whitening_sha256", "w")):
         test = written("test.npz", rows[1], split="test", **{key: other})
         refused(evaluate_tool, ["knn", train, test], f"differ in {key}")
-    for name in ("knn", "linear", "ridge"):
+    for name in ("knn", "linear"):
         refused(evaluate_tool, [name, train, train], "both files are of split 'train'")

@@ -3,34 +3,26 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation import logistic
 from sslpipe.evaluation.linear_probe import (
-    fit_ridge,
     holdout_rows,
     linear_probe,
-    ridge_probe,
     standardisation,
 )
 from sslpipe.evaluation.logistic import fit_logistic, predict
 from sslpipe.evaluation.result import caveats
 from tests.evaluation.test_knn import random_rows, rows
 
-PROBES = {"C": linear_probe, "penalty": ridge_probe}
 
-
-def sklearns_hits(name, value, fit, check):
+def sklearns_hits(value, fit, check):
     """Which rows of `check` scikit-learn has right, fitted on standardised features of `fit`."""
     mean, scale = standardisation(fit.features)
     x, asked = (((rows.features - mean) / scale).double().numpy() for rows in (fit, check))
     y = fit.labels.numpy()
-    if name == "C":
-        predicted = LogisticRegression(C=value, tol=1e-8, max_iter=5000).fit(x, y).predict(asked)
-    else:
-        ridge = Ridge(alpha=value * len(y)).fit(x, np.eye(5)[y])
-        predicted = ridge.predict(asked).argmax(1)
+    predicted = LogisticRegression(C=value, tol=1e-8, max_iter=5000).fit(x, y).predict(asked)
     return predicted, predicted == check.labels.numpy()
 
 
@@ -70,33 +62,20 @@ def test_a_search_in_float32_finds_the_solution_of_float64():
         torch.testing.assert_close(a.weight, b.weight, rtol=0, atol=5e-3)
 
 
-@pytest.mark.parametrize(
-    ("penalty", "n", "width"), [(1e-4, 200, 12), (0.3, 200, 12), (10.0, 200, 12), (0.3, 40, 60)]
-)
-def test_the_ridge_solution_equals_scikit_learns(penalty, n, width):
-    data = random_rows(n, width, 5, seed=1)
-    x = data.features.double()
-    solutions = fit_ridge(x, data.labels, [7.0, penalty], 5)
-    theirs = Ridge(alpha=penalty * n).fit(x.numpy(), np.eye(5)[data.labels.numpy()])
-    np.testing.assert_allclose(solutions[1].weight.numpy().T, theirs.coef_, atol=1e-10)
-    np.testing.assert_allclose(solutions[1].bias.numpy(), theirs.intercept_, atol=1e-10)
-
-
 @pytest.mark.promise(6)
-@pytest.mark.parametrize("name", PROBES)
-def test_a_probe_is_scikit_learns_chosen_on_a_held_out_part_alone(name):
+def test_a_probe_is_scikit_learns_chosen_on_a_held_out_part_alone():
     train, test = random_rows(300, 40, 5, seed=3), random_rows(200, 40, 5, seed=4)
-    (result,) = PROBES[name](train, test, grid=(1e-4, 1e-2, 1.0), holdout=0.2)
+    (result,) = linear_probe(train, test, grid=(1e-4, 1e-2, 1.0), holdout=0.2)
     held = holdout_rows(train, 0.2, 0)
     fit, check = train.rows(~held), train.rows(held)
     scores = {float(each): score for each, score in result.details["holdout_top1"].items()}
     assert list(scores) == [1e-4, 1e-2, 1.0]
     for value, score in scores.items():
-        theirs = sklearns_hits(name, value, fit, check)[1].mean()
+        theirs = sklearns_hits(value, fit, check)[1].mean()
         assert score == pytest.approx(theirs, abs=1 / len(check.ids) + 1e-9)  # one borderline row
     best = [value for value in scores if scores[value] == max(scores.values())]
-    assert result.details[name] == (min(best) if name == "C" else max(best))
-    predicted, hits = sklearns_hits(name, result.details[name], train, test)
+    assert result.details["C"] == min(best)
+    predicted, hits = sklearns_hits(result.details["C"], train, test)
     assert result.value == pytest.approx(hits.mean())
     confusion = np.zeros((5, 5), int)
     np.add.at(confusion, (test.labels.numpy(), predicted), 1)
@@ -109,7 +88,7 @@ def test_a_probe_is_scikit_learns_chosen_on_a_held_out_part_alone(name):
 def test_many_classes_have_no_confusion_matrix_and_too_many_are_refused():
     train = random_rows(440, 3, 220, seed=3)
     train = train._replace(labels=torch.arange(440) % 220)
-    (result,) = ridge_probe(train, train, grid=(1.0,))
+    (result,) = linear_probe(train, train, grid=(1.0,))
     assert result.details["confusion"] is None
     assert len(result.details["per_class"]) == 220
     wide = rows(torch.zeros(2, 2000), [0, 60_000])
@@ -178,12 +157,11 @@ def test_wrong_options_are_one_clear_error(options, message):
         linear_probe(wrong, wrong)
 
 
-@pytest.mark.parametrize("name", PROBES)
-def test_numbers_of_products_are_classes_that_are_counted(name):
+def test_numbers_of_products_are_classes_that_are_counted():
     train, test = (random_rows(60, 4, 3, seed=seed) for seed in (1, 2))
     numbers = torch.tensor([10**9, 10**12 + 7, 2**62])
-    (near,) = PROBES[name](train, test)
-    (far,) = PROBES[name](*(own._replace(labels=numbers[own.labels]) for own in (train, test)))
+    (near,) = linear_probe(train, test)
+    (far,) = linear_probe(*(own._replace(labels=numbers[own.labels]) for own in (train, test)))
     assert (far.value, far.interval95) == (near.value, near.interval95)
     assert far.details.pop("numbers") == numbers.tolist()
     assert far.details == near.details
