@@ -171,7 +171,7 @@ def test_a_fine_tuning_trains_the_same_weights_with_it_and_may_begin_it_later(da
     )
     recipe = finetunes.write_recipe(tmp_path, text)
     small = ("steps=4", "run.save_steps=2", "sampler.classes_per_batch=2")
-    settings = (*small, *SETTINGS[1:2], *SETTINGS[4:])
+    settings = (*small, *SETTINGS[1:2], *SETTINGS[3:])
     arguments = (recipe, data, tmp_path / "less")
     by = finetunes.finetune_in_rank
     finetunes.finetune_over(1, recipe, data, tmp_path / "plain", *settings)
