@@ -50,7 +50,7 @@ API = {  # page of the site, generated -> its title and first sentence
     ),
 }
 MORE = (  # what public names return or are built on
-    "sslpipe.check.result.Check",
+    "sslpipe.check.outcome.Check",
     "sslpipe.sharding.build.Built",
     "sslpipe.export.model.FrozenBackbone",
     "sslpipe.augment.spec.ViewSpec",

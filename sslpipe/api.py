@@ -41,7 +41,7 @@ from sslpipe.run.records import plugins_of
 from sslpipe.run.stop import reported_refusal
 
 if TYPE_CHECKING:
-    from sslpipe.check.result import Check
+    from sslpipe.check.outcome import Check
     from sslpipe.evaluation.vectors import Features
 
 

@@ -18,7 +18,7 @@ class RunKind(NamedTuple):
     """How the runs of a kind of recipe are planned, checked and carried out."""
 
     make: Callable[..., Plan[Any]]
-    check: Callable[[Any], Any]  # plan -> `sslpipe.check.result.Check`
+    check: Callable[[Any], Any]  # plan -> `sslpipe.check.outcome.Check`
     run: Callable[[Any, Path], int]  # plan, run directory -> the last step done
 
 

@@ -7,8 +7,8 @@ memory and order, `estimate` times a step, `result` shows what was found.
 
 from typing import Any
 
+from sslpipe.check.outcome import Check
 from sslpipe.check.pretraining import check_pretraining
-from sslpipe.check.result import Check
 from sslpipe.kinds import kind_of
 from sslpipe.plan import Pretraining
 from sslpipe.recipe.pretrain import Recipe

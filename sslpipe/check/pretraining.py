@@ -6,7 +6,7 @@ import numpy as np
 
 from sslpipe.check.estimate import estimate_parts, step_seconds, time_text
 from sslpipe.check.mixing import WELL_MIXED, mixing_score
-from sslpipe.check.result import (
+from sslpipe.check.outcome import (
     Check,
     Rows,
     memory_parts,

@@ -110,7 +110,7 @@ def check(
 
 def _check_settings(recipe: "RunRecipe") -> None:
     """Print a valid recipe's settings, and what cannot be said without a data set."""
-    from sslpipe.check.result import settings_table
+    from sslpipe.check.outcome import settings_table
 
     SafeConsole().print(settings_table(recipe))
     show(

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from sslpipe.check.estimate import estimate_parts, step_seconds, time_text
-from sslpipe.check.result import (
+from sslpipe.check.outcome import (
     Check,
     memory_parts,
     memory_text,

@@ -20,7 +20,7 @@ from sslpipe.report.embeddings import (
 )
 from sslpipe.report.page import html_page, render
 from sslpipe.report.pictures import png_uri
-from sslpipe.report.results import (
+from sslpipe.report.result_tables import (
     OTHER_MEASURES,
     advice,
     first_number,

@@ -22,7 +22,7 @@ from sslpipe.evaluation.table import run_suite
 from sslpipe.evaluation.verdict import leakage_sentence
 from sslpipe.evaluation.verification import verification
 from sslpipe.evaluation.whiten import whiten
-from sslpipe.report.results import leakage, result_table
+from sslpipe.report.result_tables import leakage, result_table
 from tests.evaluation.test_knn import random_rows
 
 pytestmark = pytest.mark.usefixtures("few_resamples")

@@ -25,7 +25,7 @@ from sslpipe.evaluation.verdict import (
     verdict,
 )
 from sslpipe.evaluation.whiten import whiten
-from sslpipe.report.results import result_table
+from sslpipe.report.result_tables import result_table
 from tests.evaluation.test_suite import two_sets
 
 pytestmark = pytest.mark.usefixtures("few_resamples")

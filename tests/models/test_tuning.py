@@ -5,7 +5,7 @@ import timm.optim
 import torch
 from torch import nn
 
-from sslpipe.check.result import start_text
+from sslpipe.check.outcome import start_text
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.libraries import TransformersTower
 from sslpipe.models.tuning import (

@@ -36,7 +36,7 @@ from sslpipe.report.compare import differences, results
 from sslpipe.report.embeddings import NEIGHBOURS, RANDOM_QUERIES, named_labels, neighbour_rows
 from sslpipe.report.page import LIBRARY, coded, render
 from sslpipe.report.pictures import thumbnails
-from sslpipe.report.results import (
+from sslpipe.report.result_tables import (
     Line,
     clear_best,
     feature_colours,
