@@ -24,7 +24,7 @@ from PIL import Image
 
 from benchmarks.common import save
 from sslpipe.curate.duplicates import find_duplicates
-from sslpipe.curate.scan import scan_pictures
+from sslpipe.curate.image_scan import scan_pictures
 from sslpipe.evaluation.intervals import wilson95
 
 Picture = NDArray[np.uint8]  # (h, w, 3) uint8

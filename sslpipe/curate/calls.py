@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sslpipe.arguments import checked
-from sslpipe.curate import clusters, duplicates, outliers, results
-from sslpipe.curate.groups import Groups, group
-from sslpipe.curate.scan import Samples, decoded, scan, scan_pictures
+from sslpipe.curate import clusters, duplicate_files, duplicates, outliers
+from sslpipe.curate.grouping import Groups, group
+from sslpipe.curate.image_scan import Samples, decoded, scan, scan_pictures
 from sslpipe.data.decode import MAX_PIXELS, BadSample
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex, Split, load_index
@@ -52,11 +52,11 @@ class Duplicates(NamedTuple):
 
     def table(self) -> list[dict[str, Any]]:
         """Return the rows of groups.csv: a sample of a group each, by group."""
-        return results.group_rows(self.samples, self.groups)
+        return duplicate_files.group_rows(self.samples, self.groups)
 
     def sheet(self) -> Image.Image | None:
         """Draw the most doubtful pairs; None where no pair is doubtful."""
-        return results.doubt_sheet(self.samples, self.doubt, self.pictures)
+        return duplicate_files.doubt_sheet(self.samples, self.doubt, self.pictures)
 
 
 @checked
@@ -111,7 +111,7 @@ def find_duplicates(
             raise UserError(f"splits = {names} names a split twice; name each once")
         opened = [index.split(name) for name in names]
         if column:
-            results.check_place(index)
+            duplicate_files.check_place(index)
         keep_freed_memory()
         with bar("read", sum(map(len, opened))) as advance:
             samples = scan(opened, num_workers=num_workers, on_bad=skipped, progress=advance)
@@ -119,8 +119,8 @@ def find_duplicates(
     found = duplicates.find_duplicates(samples, progress=progress)
     groups = group(found.pairs, len(samples))
     if column and index is not None:
-        by_split = results.by_split(samples, groups)
-        results.write_column(index.folder, by_split)
+        by_split = duplicate_files.by_split(samples, groups)
+        duplicate_files.write_column(index.folder, by_split)
     return Duplicates(samples, groups, found.doubt, pictures)
 
 
@@ -300,11 +300,11 @@ def select_to_label(
             "labelled, or choose as if there were none with labelled=[]"
         )
     split = opened.split
-    if split is not None and split.has_values(results.COLUMN):
-        copies = split.column(results.COLUMN).groups.code_of(rows.ids.numpy())
+    if split is not None and split.has_values(duplicate_files.COLUMN):
+        copies = split.column(duplicate_files.COLUMN).groups.code_of(rows.ids.numpy())
         kept = clusters.one_of_each(copies, known)
         if not kept.all() and say is not None:
-            say(f"{(~kept).sum()} copies of other samples are skipped, by {results.COLUMN}")
+            say(f"{(~kept).sum()} copies of other samples are skipped, by {duplicate_files.COLUMN}")
         rows = rows.rows(torch.from_numpy(kept))
         known = known[kept]
     chosen = clusters.by_coverage(rows, count, labelled=known)

@@ -108,9 +108,9 @@ def duplicates(
         raise UserError(f"--split {' '.join(names)} names a split twice; name each once")
     index = open_data(data, names)
 
-    from sslpipe.curate import results
+    from sslpipe.curate import duplicate_files
     from sslpipe.curate.calls import find_duplicates
-    from sslpipe.curate.tables import write_table
+    from sslpipe.curate.csv_files import write_table
     from sslpipe.sharding.show import save_sheet
 
     found = find_duplicates(
@@ -122,20 +122,20 @@ def duplicates(
         progress=progress,
     )
     table = found.table()
-    write_table(out / "groups.csv", table, results.FIELDS)
+    write_table(out / "groups.csv", table, duplicate_files.FIELDS)
     sheet = found.sheet()
     if sheet is None:
         (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
     else:
         save_sheet(sheet, out / "doubt.png")
     if column:
-        before = index.manifest.columns.get(results.COLUMN)
-        if before not in (None, open_data(data).manifest.columns[results.COLUMN]):
+        before = index.manifest.columns.get(duplicate_files.COLUMN)
+        if before not in (None, open_data(data).manifest.columns[duplicate_files.COLUMN]):
             say_once(
-                f"the column {results.COLUMN} has other values than before: runs that train by it "
-                "and were started with the old ones cannot be resumed"
+                f"the column {duplicate_files.COLUMN} has other values than before: runs that "
+                "train by it and were started with the old ones cannot be resumed"
             )
-    for text in results.shared_sentences(found.samples, found.groups):
+    for text in duplicate_files.shared_sentences(found.samples, found.groups):
         show(text)
     show(found.summary() + f", listed in {out}" * bool(table))
     after_a_look(data, *(["data.keep=duplicate_group first"] if column and table else []))
@@ -167,9 +167,9 @@ def outliers(
     opened = embedded.open(out)
 
     from sslpipe.curate.calls import find_outliers
+    from sslpipe.curate.csv_files import write_table
     from sslpipe.curate.outliers import Outlier
     from sslpipe.curate.pages import outlier_page
-    from sslpipe.curate.tables import write_table
 
     outliers = find_outliers(
         opened, k=k, z=z, tiny_px=tiny_px, num_workers=num_workers, progress=progress
@@ -210,8 +210,8 @@ def clusters(
     rows = opened.rows
 
     from sslpipe.curate.calls import cluster
+    from sslpipe.curate.csv_files import write_table
     from sslpipe.curate.pages import cluster_page
-    from sslpipe.curate.tables import write_table
 
     with working("clusters"):
         clusters = cluster(opened, count)
@@ -278,7 +278,7 @@ def select(
     if ignore_labels and labels is not None:
         raise UserError("--ignore-labels does not go with --labels")
 
-    from sslpipe.curate.tables import labelled_ids, read_table, write_table
+    from sslpipe.curate.csv_files import labelled_ids, read_table, write_table
 
     path = out / "chosen.csv"
     if path.is_file() and any(row["label"] for row in read_table(path, ("label",))):
@@ -289,8 +289,8 @@ def select(
         raise UserError("--images are those of a data set: name it with --data, or leave them out")
 
     from sslpipe.curate.calls import select_to_label
+    from sslpipe.curate.image_scan import write_images
     from sslpipe.curate.pages import chosen_page
-    from sslpipe.curate.scan import write_images
     from sslpipe.data.reader import keys_of
 
     # what is labelled: by a table, else by the data set

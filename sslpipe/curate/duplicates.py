@@ -15,8 +15,8 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, normalize
 
-from sslpipe.curate.groups import Pairs, joined
-from sslpipe.curate.scan import Samples
+from sslpipe.curate.grouping import Pairs, joined
+from sslpipe.curate.image_scan import Samples
 from sslpipe.curate.thumbnails import pictures, whole, whole_and_crops
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest

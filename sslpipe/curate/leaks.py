@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from sslpipe.curate.duplicate_files import COLUMN
 from sslpipe.curate.duplicates import LEAST_SCORE, compare
-from sslpipe.curate.results import COLUMN
-from sslpipe.curate.scan import Samples, scan
+from sslpipe.curate.image_scan import Samples, scan
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress

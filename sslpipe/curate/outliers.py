@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sslpipe.curate.scan import each_part
+from sslpipe.curate.image_scan import each_part
 from sslpipe.data.decode import BadSample, decode_picture, header_size
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Quarantined, Raw

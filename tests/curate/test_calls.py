@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 import sslpipe
-from sslpipe.curate.results import COLUMN
+from sslpipe.curate.duplicate_files import COLUMN
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings

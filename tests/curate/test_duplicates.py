@@ -14,7 +14,8 @@ from PIL import Image
 
 from benchmarks import curate
 from sslpipe.curate import cli as curate_tool
-from sslpipe.curate import duplicates, results
+from sslpipe.curate import duplicate_files, duplicates
+from sslpipe.curate.duplicate_files import by_split, doubt_sheet, write_column
 from sslpipe.curate.duplicates import (
     LEAST_SCORE,
     Doubt,
@@ -23,9 +24,8 @@ from sslpipe.curate.duplicates import (
     exact_duplicates,
     find_duplicates,
 )
-from sslpipe.curate.groups import group
-from sslpipe.curate.results import by_split, doubt_sheet, write_column
-from sslpipe.curate.scan import decoded, scan, scan_pictures
+from sslpipe.curate.grouping import group
+from sslpipe.curate.image_scan import decoded, scan, scan_pictures
 from sslpipe.curate.thumbnails import STARTS, resampling, whole_and_crops
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
@@ -157,14 +157,14 @@ def test_a_column_that_cannot_be_written_is_refused_before_the_search(
     planted, tmp_path, monkeypatch, word
 ):
     if word == "remote":
-        monkeypatch.setattr("sslpipe.curate.results.scheme", lambda folder: "https")
+        monkeypatch.setattr("sslpipe.curate.duplicate_files.scheme", lambda folder: "https")
     elif word == "read-only":  # root may write anywhere
         monkeypatch.setattr("os.access", lambda path, mode: path != str(planted.parent))
     else:
         add_columns(planted, duplicate_group=["a"] * 16)
     before = planted.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("sslpipe.curate.scan.scan", None)
+        patch.setattr("sslpipe.curate.image_scan.scan", None)
         with pytest.raises(UserError, match=f"{word}.*column.* --no-column"):
             run(planted, tmp_path / "out")
     assert "5 are in 2 groups" in run(planted, tmp_path / "out", "--no-column")
@@ -413,7 +413,7 @@ def test_the_sheet_shows_accepted_pairs_then_refused_ones_in_red(tmp_path, monke
 
     one, both = sheet(False), sheet(False, True)
     assert sheet() is None
-    monkeypatch.setattr(results, "MOST_EACH", 1)
+    monkeypatch.setattr(duplicate_files, "MOST_EACH", 1)
     assert sheet(False, True, False, True).size == both.size
     assert both.size[0] == 2 * (2 * CELL_PX + 2) + GAP_PX + 2 * MARGIN_PX
     assert one.size[0] == 2 * CELL_PX + 2 + 2 * MARGIN_PX

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sslpipe.curate.scan import scan
+from sslpipe.curate.image_scan import scan
 from sslpipe.data.reader import keys_of
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from sslpipe.curate.scan import scan
+from sslpipe.curate.image_scan import scan
 from sslpipe.curate.thumbnails import thumbnail
 from sslpipe.data.decode import MAX_PIXELS, decode
 from sslpipe.data.index import load_index
@@ -30,7 +30,7 @@ def test_parts_and_threads_do_not_change_what_is_kept(
     files = {k: png(pixels) for k, pixels in shown_pixels().items()} | {BAD: b"no image"}
     manifest = write_dataset(tmp_path, (24, 6), broken=files)
     split = load_index(manifest).split("train")
-    monkeypatch.setattr("sslpipe.curate.scan.PART_BYTES", part_bytes)
+    monkeypatch.setattr("sslpipe.curate.image_scan.PART_BYTES", part_bytes)
     done, bad = [], []
     samples = scan([split], num_workers=num_workers, on_bad=bad.append, progress=done.append)
     assert done[0] == {1: 1, 20_000: done[0], 2**23: 24}[part_bytes]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sslpipe.curate.groups import Pairs, group, joined
+from sslpipe.curate.grouping import Pairs, group, joined
 
 
 def pairs_of(edges, scores=None, equal=False):

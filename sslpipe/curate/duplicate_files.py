@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sslpipe.curate.duplicates import Doubt
-from sslpipe.curate.groups import Groups, Integers
-from sslpipe.curate.scan import Samples
+from sslpipe.curate.grouping import Groups, Integers
+from sslpipe.curate.image_scan import Samples
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError

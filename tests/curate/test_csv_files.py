@@ -2,7 +2,7 @@
 
 import pytest
 
-from sslpipe.curate.tables import labelled_ids, read_table, write_table
+from sslpipe.curate.csv_files import labelled_ids, read_table, write_table
 from sslpipe.errors import DataError
 
 ROWS = [
