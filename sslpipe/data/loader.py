@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
 from itertools import count, product
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,8 +29,6 @@ MOST_OF_MEMORY = 0.5  # of what is free, for run.cache = "device": the rest is f
 
 Shown = tuple[Batch, Integers | None]  # and the samples of second views; None: all their own
 DrawPartners = Callable[[int], Integers | None]  # of a step; None: no sample has one
-# read a step, decode a part of it, make its batch of the parts
-Stages = tuple[Callable[[int], list[Any]], Callable[[Any], Any], Callable[[int, list[Any]], Shown]]
 
 
 class Taken(NamedTuple):
@@ -128,8 +125,8 @@ def batches(
         return None if pairing is None else pairing.partners_of_step(step, streams)
 
     has_partners = pairing is not None and pairing.partners is not None
-    stages = _resident if run.cache == "device" else _streamed
-    read, decode_part, make = stages(
+    make_source = ResidentImages if run.cache == "device" else StreamedImages
+    source = make_source(
         split=split,
         order=order,
         run=run,
@@ -141,7 +138,7 @@ def batches(
     )
 
     def finish(step: int, parts: list[Any]) -> Batch:
-        batch, shown = make(step, parts)
+        batch, shown = source.collate(step, parts)
         if pairing is not None:
             batch = pairing.describe(step, streams, batch, shown)
         return prepare(step, batch) if prepare else batch
@@ -149,50 +146,13 @@ def batches(
     steps = iter(count(first_step))
     yield from pipelined(
         items=steps,
-        read=read,
-        decode_part=decode_part,
+        read=source.read,
+        decode_part=source.decode,
         collate_parts=finish,
         num_workers=run.num_workers,
         device=device,
         ahead=BATCHES_AHEAD,
     )
-
-
-def _streamed(
-    split: Split,
-    order: Order,
-    run: RunConfig,
-    canvas_px: int,
-    streams: range,
-    device: torch.device,
-    on_bad: OnBad,
-    draw_partners: DrawPartners | None,
-) -> Stages:
-    """Read the shards along the streams."""
-    store = ImageStore(
-        Reader(split),
-        canvas_px=canvas_px,
-        keep=run.cache == "memory",
-        on_bad=on_bad,
-        recent_bytes=RECENT_BYTES if draw_partners else 0,
-    )
-    readers = [StreamReader(order, store, number) for number in streams]
-
-    def read(step: int) -> list[Taken]:
-        ids = draw_partners(step) if draw_partners else None
-        parts = [None] * len(readers) if ids is None else ids.reshape(len(readers), -1).tolist()
-        return [reader.take(step, part) for reader, part in zip(readers, parts, strict=True)]
-
-    def make(step: int, parts: list[Decoded]) -> Shown:
-        epoch, ids = order.ids(step, streams)
-        rows = [row for part in parts for row in part.rows]
-        partners = [partner for part in parts for partner in part.partners]
-        shown = [(partner or row)[0] for row, partner in zip(rows, partners, strict=False)]
-        pinned = device.type == "cuda"
-        batch = collate(split, ids, rows, epoch, partners=partners, pinned=pinned)
-        return batch, np.array(shown, np.int64) if shown else None
-
-    return read, partial(_decode, store), make
 
 
 class Decoded(NamedTuple):
@@ -205,23 +165,70 @@ class Decoded(NamedTuple):
     partners: list[tuple[int, Image] | None]
 
 
-def _decode(store: ImageStore, taken: Taken) -> Decoded:
-    """Decode what was read; find stand-ins of bad samples."""
-    ids = taken.ids
-    partners = taken.partners or []
-    paired = [row for row, partner in enumerate(partners) if partner != ids[row]]
-    wanted = [*ids, *(partners[row] for row in paired)]
-    raws = [*taken.raws, *(taken.partner_raws[row] for row in paired)]
-    images = [store.get(i, raw) for i, raw in zip(wanted, raws, strict=True)]
-    rows = [
-        (sample_id, image) if image is not None else stand_in(store.get, taken.plan, position)
-        for position, (sample_id, image) in enumerate(zip(ids, images, strict=False), taken.begin)
-    ]
-    seconds: list[tuple[int, Image] | None] = [None] * len(partners)
-    for row, image in zip(paired, images[len(ids) :], strict=True):
-        if image is not None and rows[row][0] == ids[row]:
-            seconds[row] = partners[row], image
-    return Decoded(rows, seconds)
+class StreamedImages:
+    """Reads the shards along the streams: stages of a step's batch for `pipelined`."""
+
+    def __init__(
+        self,
+        split: Split,
+        order: Order,
+        run: RunConfig,
+        canvas_px: int,
+        streams: range,
+        device: torch.device,
+        on_bad: OnBad,
+        draw_partners: DrawPartners | None,
+    ) -> None:
+        self._split = split
+        self._order = order
+        self._streams = streams
+        self._pinned = device.type == "cuda"
+        self._draw_partners = draw_partners
+        self._store = ImageStore(
+            Reader(split),
+            canvas_px=canvas_px,
+            keep=run.cache == "memory",
+            on_bad=on_bad,
+            recent_bytes=RECENT_BYTES if draw_partners else 0,
+        )
+        self._readers = [StreamReader(order, self._store, number) for number in streams]
+
+    def read(self, step: int) -> list[Taken]:
+        """Read each stream's part of a step."""
+        count = len(self._readers)
+        ids = self._draw_partners(step) if self._draw_partners else None
+        partners = [None] * count if ids is None else ids.reshape(count, -1).tolist()
+        return [reader.take(step, own) for reader, own in zip(self._readers, partners, strict=True)]
+
+    def decode(self, taken: Taken) -> Decoded:
+        """Decode what was read of a stream; find stand-ins of bad samples."""
+        ids = taken.ids
+        partners = taken.partners or []
+        paired = [row for row, partner in enumerate(partners) if partner != ids[row]]
+        wanted = [*ids, *(partners[row] for row in paired)]
+        raws = [*taken.raws, *(taken.partner_raws[row] for row in paired)]
+        get = self._store.get
+        images = [get(i, raw) for i, raw in zip(wanted, raws, strict=True)]
+        rows = [
+            (sample_id, image) if image is not None else stand_in(get, taken.plan, position)
+            for position, (sample_id, image) in enumerate(
+                zip(ids, images, strict=False), taken.begin
+            )
+        ]
+        seconds: list[tuple[int, Image] | None] = [None] * len(partners)
+        for row, image in zip(paired, images[len(ids) :], strict=True):
+            if image is not None and rows[row][0] == ids[row]:
+                seconds[row] = partners[row], image
+        return Decoded(rows, seconds)
+
+    def collate(self, step: int, parts: list[Decoded]) -> Shown:
+        """Put the streams' parts together."""
+        epoch, ids = self._order.ids(step, self._streams)
+        rows = [row for part in parts for row in part.rows]
+        partners = [partner for part in parts for partner in part.partners]
+        shown = [(partner or row)[0] for row, partner in zip(rows, partners, strict=False)]
+        batch = collate(self._split, ids, rows, epoch, partners=partners, pinned=self._pinned)
+        return batch, np.array(shown, np.int64) if shown else None
 
 
 def one_pass(
@@ -337,14 +344,12 @@ def collate(
         canvas[:h, :w] = picture.transpose(1, 2, 0)
         canvas[h:] = 0
         canvas[:h, w:] = 0
-    arrays = sizes, split.labels_of(sources), ids, sources
-    sides, labels, positions, read = map(torch.from_numpy, arrays)
     return Batch(
         images=images.permute(0, 3, 1, 2),
-        sizes=sides,
-        labels=labels,
-        ids=positions,
-        source_ids=read,
+        sizes=torch.from_numpy(sizes),
+        labels=torch.from_numpy(split.labels_of(sources)),
+        ids=torch.from_numpy(ids),
+        source_ids=torch.from_numpy(sources),
         epoch=epoch,
     )
 
@@ -352,74 +357,91 @@ def collate(
 # run.cache = "device"
 
 
-def _resident(
-    split: Split,
-    order: Order,
-    run: RunConfig,
-    canvas_px: int,
-    streams: range,
-    device: torch.device,
-    on_bad: OnBad,
-    draw_partners: DrawPartners | None,
-) -> Stages:
-    """Decode all that is served into the device's memory first; then every step selects rows."""
-    bad: set[int] = set()
+class ResidentImages:
+    """Decodes all that is served into the device's memory; a step's batch then selects rows."""
 
-    def remember(record: Quarantined) -> None:
-        bad.add(record.id)
-        on_bad(record)
+    def __init__(
+        self,
+        split: Split,
+        order: Order,
+        run: RunConfig,
+        canvas_px: int,
+        streams: range,
+        device: torch.device,
+        on_bad: OnBad,
+        draw_partners: DrawPartners | None,
+    ) -> None:
+        self._split = split
+        self._order = order
+        self._streams = streams
+        self._device = device
+        self._draw_partners = draw_partners
+        self._bad: set[int] = set()
 
-    ids = np.setdiff1d(np.arange(len(split)), order.without)
-    decoded = one_pass(
-        split,
-        ids=ids,
-        canvas_px=canvas_px,
-        num_workers=run.num_workers,
-        reader=Reader(split),
-        on_bad=remember,
-    )
-    images, sizes, held = _gather(decoded, split, len(ids), device)
-    place = np.full(len(split), -1, np.int64)  # of a sample among the images held
-    place[held] = np.arange(len(held))
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # rows are selected on another stream
+        def remember(record: Quarantined) -> None:
+            self._bad.add(record.id)
+            on_bad(record)
 
-    def make(step: int, parts: list[Any]) -> Shown:
-        epoch, ids = order.ids(step, streams)
-        sources = (
-            _with_stand_ins(order=order, step=step, streams=streams, ids=ids, bad=bad)
-            if bad
-            else ids
+        ids = np.setdiff1d(np.arange(len(split)), order.without)
+        decoded = one_pass(
+            split,
+            ids=ids,
+            canvas_px=canvas_px,
+            num_workers=run.num_workers,
+            reader=Reader(split),
+            on_bad=remember,
         )
+        self._images, self._sizes, held = _gather(decoded, split, len(ids), device)
+        self._place = np.full(len(split), -1, np.int64)  # of a sample among the images held
+        self._place[held] = np.arange(len(held))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # rows are selected on another stream
+
+    def read(self, step: int) -> list[Any]:
+        """Read nothing: all is there."""
+        return []
+
+    def decode(self, part: Any) -> Any:
+        """Decode nothing."""
+        return part
+
+    def collate(self, step: int, parts: list[Any]) -> Shown:
+        """Select the images of a step on the device."""
+        epoch, ids = self._order.ids(step, self._streams)
+        sources = self._with_stand_ins(step, ids) if self._bad else ids
         shown = None
         partners = ids[:0]
-        others = draw_partners(step) if draw_partners else None
+        others = self._draw_partners(step) if self._draw_partners else None
         if others is not None:
-            shown = np.where((sources == ids) & (place[others] >= 0), others, sources)
+            is_held = self._place[others] >= 0
+            shown = np.where((sources == ids) & is_held, others, sources)
             partners = shown[shown != sources]
-        rows = torch.from_numpy(place[np.append(sources, partners)])
-        selected = images.index_select(0, send([rows], device)[0]).permute(0, 3, 1, 2)
-        labels, own, read = map(torch.from_numpy, (split.labels_of(sources), ids, sources))
-        return Batch(
-            images=selected, sizes=sizes[rows], labels=labels, ids=own, source_ids=read, epoch=epoch
-        ), shown
+        rows = torch.from_numpy(self._place[np.append(sources, partners)])
+        images = self._images.index_select(0, send([rows], self._device)[0])
+        batch = Batch(
+            images=images.permute(0, 3, 1, 2),
+            sizes=self._sizes[rows],
+            labels=torch.from_numpy(self._split.labels_of(sources)),
+            ids=torch.from_numpy(ids),
+            source_ids=torch.from_numpy(sources),
+            epoch=epoch,
+        )
+        return batch, shown
 
-    return lambda step: [], lambda part: part, make
+    def _with_stand_ins(self, step: int, ids: Integers) -> Integers:
+        """Return the samples really served at a step's positions, (B,); ids: those planned."""
+        order = self._order
+        epoch, within = divmod(step, order.steps_per_epoch)
+        share = order.batch_size // order.num_streams
+        sources = ids.copy()
+        for row, (number, place) in enumerate(product(self._streams, range(share))):
+            if int(ids[row]) in self._bad:
+                plan = order.epoch(epoch).stream(number)
+                sources[row] = stand_in(self._good, plan, within * share + place)[0]
+        return sources
 
-
-def _with_stand_ins(
-    order: Order, step: int, streams: range, ids: Integers, bad: set[int]
-) -> Integers:
-    """The samples really served at each of a step's positions, (B,) int64; ids: those planned."""
-    epoch, within = divmod(step, order.steps_per_epoch)
-    share = order.batch_size // order.num_streams
-    sources = ids.copy()
-    for row, (number, place) in enumerate(product(streams, range(share))):
-        if int(ids[row]) in bad:
-            plan = order.epoch(epoch).stream(number)
-            position = within * share + place
-            sources[row] = stand_in(lambda i: None if i in bad else i, plan, position)[0]
-    return sources
+    def _good(self, sample_id: int) -> int | None:
+        return None if sample_id in self._bad else sample_id
 
 
 def _gather(
@@ -432,9 +454,8 @@ def _gather(
     held = list[int]()
     for batch in decoded:
         height, width = batch.images.shape[2:]
-        if (
-            height > images.shape[1] or width > images.shape[2]
-        ):  # the first batch, or a larger image
+        # the first batch, or a larger image
+        if height > images.shape[1] or width > images.shape[2]:
             images = _enlarged(
                 images,
                 count_all,
