@@ -49,6 +49,7 @@ from sslpipe.planning.recipe_plan import RecipePlan
 from sslpipe.planning.rules import (
     backbone_is_slowed,
     judge,
+    network_takes_no_half_size,
     rate_is_unusual,
     stem_does_not_fit,
     weights_replace_the_backbone,
@@ -255,7 +256,12 @@ def nothing_chooses_the_best(plan: Pretraining, parts: Parts) -> Iterator[str]:
     yield from nothing_to_choose_by(plan.recipe.run, labels, views=True, remedy=remedy)
 
 
-REFUSALS = (no_image_has_a_negative, objective_cannot_learn_the_split, nothing_chooses_the_best)
+REFUSALS = (
+    no_image_has_a_negative,
+    objective_cannot_learn_the_split,
+    nothing_chooses_the_best,
+    network_takes_no_half_size,
+)
 
 
 # what a user should know

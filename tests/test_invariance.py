@@ -86,6 +86,18 @@ def test_processes_change_nothing_with_micro_batches_either(data, micro_batches,
 
 
 @pytest.mark.promise(1)
+def test_nor_where_the_first_steps_have_views_of_half_the_size(data, micro_batches, tmp_path):
+    recipe = write_recipe(tmp_path)
+    half = (*MICRO, "augment.half_size_share=0.6")  # three of five steps
+    for world, workers in ((1, 0), (2, 2)):
+        settings = (*half, f"run.num_workers={workers}")
+        train_over(world, recipe, data, tmp_path / str(world), *settings)
+    assert_same_run(tmp_path / "1", tmp_path / "2", [2 * 16 - 2] * 5)
+    first, other = (read_metrics(each)[0]["loss"] for each in (micro_batches, tmp_path / "1"))
+    assert first != other  # they are other views
+
+
+@pytest.mark.promise(1)
 def test_nor_with_a_momentum_encoder_and_a_queue(data, tmp_path):
     recipe = write_recipe(tmp_path)
     for world in (1, 2):

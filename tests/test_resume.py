@@ -66,6 +66,17 @@ def test_micro_batches_dropout_momentum_encoder_and_queue_resume_bitwise(data, t
 
 
 @pytest.mark.promise(2)
+def test_views_of_half_the_size_resume_before_and_after_the_step_at_which_they_grow(data, tmp_path):
+    recipe = write_recipe(tmp_path)
+    settings = ("augment.half_size_share=0.5", "steps=6", "run.save_steps=2")  # whole from step 3
+    for step in (3, 2):  # saved at 2, then at 4
+        kill_over(1, f"train.step:{step}", recipe, data, tmp_path / "run", *settings)
+    for name in ("run", "straight"):
+        train_over(1, recipe, data, tmp_path / name, *settings)
+    assert_same_weights(tmp_path / "straight", tmp_path / "run")
+
+
+@pytest.mark.promise(2)
 def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the_save(
     data, straight, tmp_path
 ):

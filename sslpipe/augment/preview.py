@@ -51,11 +51,13 @@ def preview_grid(
     canvas_px: int,
     num_epochs: int = 2,
     partners: DrawPartners | None = None,
+    half_size_steps: int = 0,
 ) -> Image.Image:
     """Draw a row per sample: the image with the first epoch's crops framed, then the views.
 
     The views are those of training, normalisation undone, in `num_epochs` epochs from `epoch` on.
-    `ids` (n,) are sorted; `partners` are, by epoch and ids, the samples that second views show.
+    `ids` (n,) are sorted; `partners` are, by epoch and ids, the samples that second views show. So
+    many first steps of the run as `half_size_steps` see the views at half the size: a line says it.
 
     Raises: DataError where a sample cannot be read.
     """
@@ -77,7 +79,12 @@ def preview_grid(
         for number in range(epoch, epoch + num_epochs)
         for view in (1, 2)
     ]
-    return _draw_page(titles, rows, index.image_type.caption)
+    captions = [index.image_type.caption] if index.image_type.caption else []
+    if half_size_steps:
+        px = augment.crop_px
+        text = f"the first {half_size_steps:,} steps see these views of {px} px at {px // 2} px"
+        captions.append(text)
+    return _draw_page(titles, rows, "; ".join(captions))
 
 
 def _with_partners(

@@ -327,6 +327,11 @@ class ViewSettings(SparseSettings):
     images: microscopy, satellite, grey, xray."""
     crop_px: Annotated[int, Field(ge=2, le=LONGEST_SIDE_PX)] = 224
     """Side of the square views, in pixels."""
+    half_size_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Part of the run's steps, its first ones, whose views are reduced to half of crop_px, each
+    pixel the mean of 2 x 2 (progressive resizing; EfficientNetV2, Tan and Le 2021,
+    arXiv:2104.00298): 0 to below 1. A convolutional network takes about a quarter of the time
+    there. The last steps, evaluations and the export are of crop_px."""
     mean: list[float] | None = None
     """One number a channel, of values in [0, 1]; none: the data's."""
     std: list[float] | None = None
@@ -344,6 +349,11 @@ class ViewSettings(SparseSettings):
     def _of_known_ops(self, info: ValidationInfo) -> Self:
         if info.context != "recorded":  # a run's ops may be of a module that is not named here
             view_specs(self.preset, self.crop_px, self.overrides)
+        if self.half_size_share and (self.crop_px % 2 or self.crop_px < 4):
+            raise ValueError(
+                f"half_size_share = {self.half_size_share:g} halves views of crop_px = "
+                f"{self.crop_px}; use an even crop_px of 4 or more, or half_size_share = 0"
+            )
         return self
 
     @property

@@ -21,6 +21,7 @@ from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.run.contract import Plan
 from sslpipe.run.device import check_precision, resolve_precision, training_device
+from sslpipe.run.run import halved
 
 _LONG_ENOUGH_S = 0.1  # a measured step that takes this long is not grown further
 _EFFICIENCY = 0.8  # of threads that share a step: between 0.6 and 1 where measured
@@ -78,6 +79,7 @@ def step_seconds(
     device: torch.device,
     image_type: ImageType = RGB8,
     cached: bool = False,
+    half_size_share: float = 0.0,
 ) -> float:
     """Measure the time of a global step on one process of this machine.
 
@@ -93,30 +95,46 @@ def step_seconds(
         device: Where to compute.
         image_type: Of the images.
         cached: Time views and forward twice, as gradient caching computes them.
+        half_size_share: Part of the steps whose views are halved; they are timed as well.
 
     Returns:
-        Seconds.
+        Seconds, the mean over the run's steps.
     """
     model = model.to(device, memory_format=torch.channels_last).train()
     augment = augment.to(device)
     image_px = min(canvas_px, augment.crop_px * 8 // 7)
-    images = min(4, batch_size)
-    measured_s = 0.0
-    while True:
-        batch = noise_batch(image_px, images, image_type)
-        step = partial(_one_step, model, augment, batch, precision, device, cached)
-        measured_s = _seconds(device, step)
-        if measured_s >= _LONG_ENOUGH_S or images == batch_size:
-            break
-        growth = max(2, 2 * _LONG_ENOUGH_S / max(measured_s, 1e-9))
-        images = min(math.ceil(growth * images), batch_size)
+
+    def measure(half_size: bool) -> float:
+        images = min(4, batch_size)
+        while True:
+            step = partial(
+                _one_step,
+                model,
+                augment,
+                batch=noise_batch(image_px, images, image_type),
+                precision=precision,
+                device=device,
+                cached=cached,
+                half_size=half_size,
+            )
+            measured_s = _seconds(device, step)
+            if measured_s >= _LONG_ENOUGH_S or images == batch_size:
+                return measured_s * batch_size / images
+            growth = max(2, 2 * _LONG_ENOUGH_S / max(measured_s, 1e-9))
+            images = min(math.ceil(growth * images), batch_size)
+
+    step_s = (1 - half_size_share) * measure(half_size=False)
+    if half_size_share:
+        step_s += half_size_share * measure(half_size=True)
     model.zero_grad(set_to_none=True)
-    return measured_s * batch_size / images
+    return step_s
 
 
 def time_text(step_s: float, recipe: RunRecipe, precision: str, device: torch.device) -> str:
     """Return how long a run takes: a step, all of them, and what was timed."""
     in_all = _duration(step_s * recipe.total_steps)
+    if recipe.half_size_steps:
+        in_all += f" (the first {recipe.half_size_steps:,} steps with views of half the size)"
     timed = f"one {device.type} process of this machine, without reading, loss and optimizer"
     return f"{in_all} in all, {step_s:.2g} s/step ({precision}, {timed})"
 
@@ -165,7 +183,14 @@ def noise_batch(image_px: int, images: int = 8, image_type: ImageType = RGB8) ->
 
 
 def _one_step(
-    model: nn.Module, augment: Any, batch: Batch, precision: str, device: torch.device, cached: bool
+    model: nn.Module,
+    augment: Any,
+    *,
+    batch: Batch,
+    precision: str,
+    device: torch.device,
+    cached: bool,
+    half_size: bool,
 ) -> None:
     numbers = draws(
         seed=0, epoch=batch.epoch, ids=batch.ids, sizes=batch.sizes, specs=augment.specs
@@ -176,6 +201,8 @@ def _one_step(
     low = precision in AUTOCAST
     for last in (False, True) if cached else (True,):  # gradient caching: first without gradient
         views = augment(batch, numbers).to(dtype)
+        if half_size:
+            views = halved(views)
         with torch.set_grad_enabled(last), torch.autocast(device.type, kind, enabled=low):
             value = model(views).float().square().mean()
     if value.requires_grad:  # not where only the loss has weights that are trained

@@ -56,6 +56,7 @@ def check_pretraining(plan: Pretraining) -> Check:
         device=estimate.device,
         image_type=plan.index.image_type,
         cached=recipe.data.micro_batches > 1,
+        half_size_share=recipe.half_size_steps / recipe.total_steps,
     )
 
     rows = [
@@ -70,7 +71,8 @@ def check_pretraining(plan: Pretraining) -> Check:
         *(("parameter group", line) for line in estimate.groups),
         (
             "FLOPs per step",
-            f"{flops:.3g}, forward and backward of {2 * recipe.data.batch_size} views",
+            f"{flops:.3g}, forward and backward of {2 * recipe.data.batch_size} views"
+            + " of crop_px" * bool(recipe.half_size_steps),
         ),
         *mixing_rows,
         ("digest", estimate.digest),

@@ -37,6 +37,7 @@ def check_finetuning(plan: Finetuning) -> Check:
         precision=estimate.precision,
         device=estimate.device,
         image_type=plan.index.image_type,
+        half_size_share=recipe.half_size_steps / recipe.total_steps,
     )
 
     order = plan.order

@@ -41,6 +41,7 @@ from sslpipe.planning.recipe_plan import RecipePlan
 from sslpipe.planning.rules import (
     backbone_is_slowed,
     judge,
+    network_takes_no_half_size,
     rate_is_unusual,
     stem_does_not_fit,
     weights_replace_the_backbone,
@@ -303,7 +304,7 @@ def nothing_chooses_the_best(plan: Finetuning, parts: FinetuningParts) -> Iterat
     yield from nothing_to_choose_by(plan.recipe.run, labels, views=False, remedy=remedy)
 
 
-REFUSALS = (nothing_chooses_the_best,)
+REFUSALS = (nothing_chooses_the_best, network_takes_no_half_size)
 
 
 # what a user should know

@@ -59,6 +59,7 @@ def views_picture(
         ids=ids,
         canvas_px=recipe.data.canvas_px,
         partners=partners,
+        half_size_steps=plan.half_size_steps,
     )
 
 

@@ -41,6 +41,11 @@ class RecipePlan(Plan[PartsT]):
         """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
         return run_identity(self.recipe, self.index, self.order_version)
 
+    @property
+    def half_size_steps(self) -> int:
+        """How many first steps see views of half the size, by augment.half_size_share."""
+        return self.recipe.half_size_steps
+
     def warn_of_memory(self, parts: PartsT, process: Rank) -> None:
         """Warn where this machine has less memory free than a step needs; see `planning.memory`."""
         warn_of_memory(self, parts, process)

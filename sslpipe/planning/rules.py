@@ -10,6 +10,7 @@ from sslpipe.errors import RecipeError
 from sslpipe.models.stems import stem_warning
 from sslpipe.models.tuning import tune_warnings
 from sslpipe.optim.build import rate_warning
+from sslpipe.planning.memory import saved_bytes
 from sslpipe.run.contract import PartsT, Plan
 
 PlanT = TypeVar("PlanT")
@@ -38,6 +39,29 @@ def judge(
         for reason in rule(plan, parts):
             raise RecipeError(reason)
     return [text for rule in remarks for text in rule(plan, parts)]
+
+
+# why no plan can be carried out
+
+
+def network_takes_no_half_size(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
+    """Refuse an augment.half_size_share with a network that is made for one size of views."""
+    if not plan.half_size_steps:
+        return
+    half_px = parts.augment.crop_px // 2
+    try:
+        saved_bytes(
+            parts.encoder or parts.model,
+            rows=2,
+            crop_px=half_px,
+            precision="fp32",
+            channels=len(plan.index.image_type.channels),
+        )
+    except RecipeError as error:
+        yield (
+            f"augment.half_size_share needs a network that takes views of {half_px} px as well as "
+            f"of augment.crop_px; leave it out, or use a convolutional network: {error}"
+        )
 
 
 # what a user should know of any kind of plan

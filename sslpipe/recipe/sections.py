@@ -287,6 +287,15 @@ class RunRecipe(Settings):
             raise RecipeError("epochs is given; call resolved(steps_per_epoch) first")
         return self.steps
 
+    @property
+    def half_size_steps(self) -> int:
+        """First steps whose views have half of augment.crop_px; the last step is never of them.
+
+        Raises: RecipeError before `resolved`.
+        """
+        share: float = self.augment.arguments.get("half_size_share", 0.0)
+        return min(round(share * self.total_steps), self.total_steps - 1)
+
 
 def divisors(number: int) -> list[int]:
     """List the divisors of a number >= 1, ascending."""

@@ -185,6 +185,11 @@ class Plan(ABC, Generic[PartsT]):
     def optimizer(self, parts: PartsT) -> Optimizer:
         """Build the optimizer over `groups`, once the parts are on their device."""
 
+    @property
+    def half_size_steps(self) -> int:
+        """How many first steps see views of half the size; 0: none."""
+        return 0
+
     def micro_batches(self, world_size: int) -> list[Tensor]:
         """Return the rows of this rank's micro-batches; one or none: the batch is not cut."""
         return []

@@ -1,7 +1,7 @@
 """One batch in several micro-batches: the memory of one, the negatives and the gradient of all."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ class GradientCache:
 
     Args:
         wrapped: The model, or DDP around it; ranks exchange gradients once.
-        statistics: Of the model's BatchNorms.
+        statistics: Of the model's BatchNorms, by the side of the views in pixels.
         rows: From `micro_batch_rows`.
 
     Source:
@@ -53,7 +53,7 @@ class GradientCache:
     """
 
     def __init__(
-        self, wrapped: nn.Module, statistics: "PooledStatistics", rows: list[Tensor]
+        self, wrapped: nn.Module, statistics: Mapping[int, "PooledStatistics"], rows: list[Tensor]
     ) -> None:
         self._wrapped = wrapped
         self._statistics = statistics
@@ -81,25 +81,28 @@ class GradientCache:
             seconds = []
             for k, part in enumerate(self._rows):
                 seed(k)
-                z_a, z_b = model(make_views(part)).chunk(2)  # (b, D) each
+                views = make_views(part)  # (2b, 3, S, S)
+                side = views.shape[-1]
+                z_a, z_b = model(views).chunk(2)  # (b, D) each
+                del views  # those of one micro-batch are alive at a time
                 firsts.append(z_a)
                 seconds.append(z_b)
             z = torch.cat([torch.cat(firsts)[order], torch.cat(seconds)[order]])  # (2B, D)
             if buffers:  # torch takes no empty list
                 torch._foreach_copy_(buffers, before)  # as if nothing had been
-        self._step = _CachedStep(z.requires_grad_(), make_views, seed)
+        self._step = _CachedStep(z.requires_grad_(), make_views, seed, side)
         return z
 
     def backward(self) -> None:
         """Add the gradient of the batch's loss to .grad, once its own backward ran. Collective."""
         assert self._step is not None
-        z, make_views, seed = self._step
+        z, make_views, seed, side = self._step
         self._step = None
         images = len(z) // 2
         # zero where the loss does not depend on z
         gradient = torch.zeros_like(z) if z.grad is None else z.grad
         of_view = gradient.chunk(2)
-        with self._statistics.over_micro_batches(images // len(self._rows)) as note:
+        with self._statistics[side].over_micro_batches(images // len(self._rows)) as note:
             for k, part in enumerate(self._rows):
                 seed(k)
                 with _exchange_gradients(self._wrapped, k == len(self._rows) - 1):
@@ -115,6 +118,7 @@ class _CachedStep(NamedTuple):
     z: Tensor
     make_views: Callable[[Tensor], Tensor]
     seed: Callable[[int], None]
+    side: int  # of the views, in pixels
 
 
 def _exchange_gradients(wrapped: nn.Module, now: bool) -> AbstractContextManager[None]:

@@ -182,10 +182,13 @@ def _gradient_cache(
     if len(rows) < 2:
         return None
     channels = len(plan.index.image_type.channels)
-    px = parts.augment.crop_px
+    crop_px = parts.augment.crop_px
     weight = next(parts.model.parameters())
-    views = torch.zeros((2, channels, px, px), dtype=weight.dtype, device=weight.device)
-    return GradientCache(wrapped, PooledStatistics(parts.model, views), rows)
+    statistics = {}
+    for px in (crop_px, crop_px // 2) if plan.half_size_steps else (crop_px,):
+        views = torch.zeros((2, channels, px, px), dtype=weight.dtype, device=weight.device)
+        statistics[px] = PooledStatistics(parts.model, views)
+    return GradientCache(wrapped, statistics, rows)
 
 
 def _saved(parts: PartsT, optimizer: Any, accelerator: Accelerator) -> dict[str, Any]:
@@ -209,7 +212,7 @@ def _open_log(plan: Plan[PartsT], held: HeldDirectory, first_step: int) -> Repor
         first_step=first_step,
         trackers=recipe.run.trackers,
         evaluated_every=(recipe.run.monitor_steps or 0) if len(plan.watched) else 0,
-        cheaper_steps=recipe.tune.projector_first_steps,
+        cheaper_steps=max(recipe.tune.projector_first_steps, plan.half_size_steps),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d
 
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import agree
@@ -38,16 +39,24 @@ class StepViews(NamedTuple):
     augment: Views
     batch: Batch  # on the device
     dtype: torch.dtype
+    half_size: bool  # of augment.crop_px, in the first steps of augment.half_size_share
 
     def whole(self) -> Tensor:
         """Make all, (2B, 3, S, S), first views first."""
-        views: Tensor = self.augment(self.batch, dtype=self.dtype)
-        return views
+        return self._views_of(self.batch)
 
     def of_rows(self, rows: Tensor) -> Tensor:
         """Make those of some rows (b,) of the batch, (2b, 3, S, S)."""
-        views: Tensor = self.augment(self.batch.rows(rows), dtype=self.dtype)
-        return views
+        return self._views_of(self.batch.rows(rows))
+
+    def _views_of(self, batch: Batch) -> Tensor:
+        views: Tensor = self.augment(batch, dtype=self.dtype)
+        return halved(views) if self.half_size else views
+
+
+def halved(views: Tensor) -> Tensor:
+    """Reduce views (V, C, S, S) to (V, C, S / 2, S / 2): each pixel is the mean of 2 x 2."""
+    return avg_pool2d(views, 2)
 
 
 class Run(Generic[PartsT]):
@@ -180,7 +189,12 @@ class Run(Generic[PartsT]):
 
     def augment(self, batch: Batch) -> StepViews:
         """Take a batch to the device; its views are made when the model takes them."""
-        return StepViews(self.parts.augment, batch.to(self.device), self.view_dtype)
+        return StepViews(
+            augment=self.parts.augment,
+            batch=batch.to(self.device),
+            dtype=self.view_dtype,
+            half_size=self.last_step < self.plan.half_size_steps,
+        )
 
     def model(self, views: StepViews, *more: Any) -> Any:
         """Run the model on a step's views, (2B, 3, S, S) -> z (2B, D), first views first.

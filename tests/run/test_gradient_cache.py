@@ -73,7 +73,8 @@ def rows_of(views: Tensor, rows: Tensor) -> Tensor:
 
 def cached(model, loss_fn, views, micro_batches, wrapped=None, streams=STREAMS, ids=None):
     rows = micro_batch_rows(len(views) // 2, streams, micro_batches)
-    cache = GradientCache(wrapped or model, PooledStatistics(model, views[:2]), rows)
+    statistics = {views.shape[-1]: PooledStatistics(model, views[:2])}
+    cache = GradientCache(wrapped or model, statistics, rows)
     z_a, z_b = cache.embed(partial(rows_of, views), seed).chunk(2)
     loss = loss_fn(z_a, z_b, ids=ids, labels=None)
     loss.backward()
@@ -194,7 +195,7 @@ def test_each_view_is_made_twice_and_those_of_one_micro_batch_are_alive():
         made.append(weakref.ref(some))
         return some
 
-    cache = GradientCache(model, seen, rows)
+    cache = GradientCache(model, {8: seen}, rows)
     NTXentLoss()(*cache.embed(make_views, seed).chunk(2)).backward()
     cache.backward()
     assert asked == [part.tolist() for part in rows] * 2
