@@ -24,7 +24,7 @@ from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.checkpointing import checkpoint_activations
 from sslpipe.models.flops import step_flops
 from sslpipe.models.limits import within_memory
-from sslpipe.models.momentum import MomentumPair, momentum_at
+from sslpipe.models.momentum import MomentumPair
 from sslpipe.models.simclr import SimCLR
 from sslpipe.models.transfer import copy_weights
 from sslpipe.models.tuning import (
@@ -100,12 +100,6 @@ def backbones(model: Model) -> list[Backbone]:
     """List the backbones that a run's weights go into: the trained one, and its slow copy."""
     copies = [model.momentum.backbone] if isinstance(model, MomentumPair) else []
     return [model.backbone, *copies]
-
-
-def follow_trained(model: Model, recipe: Recipe, step: int) -> None:
-    """Move a momentum encoder behind the trained weights."""
-    if isinstance(model, MomentumPair) and recipe.momentum is not None:
-        model.follow(momentum_at(step, recipe.momentum, recipe.total_steps))
 
 
 def freeze_and_group(model: Model, recipe: Recipe) -> list[dict[str, Any]]:

@@ -36,11 +36,11 @@ from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.losses.planned import planned_negatives
+from sslpipe.models.momentum import MomentumPair, momentum_at
 from sslpipe.parts import (
     Parts,
     build_loss,
     build_model,
-    follow_trained,
     freeze_and_group,
     open_teacher,
 )
@@ -190,7 +190,9 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
 
     def follow(self, parts: Parts, step: int) -> None:
         """Move a momentum encoder behind the trained weights."""
-        follow_trained(parts.model, self.recipe, step)
+        momentum = self.recipe.momentum
+        if isinstance(parts.model, MomentumPair) and momentum is not None:
+            parts.model.follow(momentum_at(step, momentum, self.recipe.total_steps))
 
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
         """Return the integers that decide dropout and the like."""

@@ -1,7 +1,6 @@
 """Measure the backbone during training, inside a slice of train that it never sees."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +19,6 @@ from sslpipe.evaluation.label_free import label_free_numbers
 from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.precision import wide_dtype
 
-Look = Callable[[Embeddings, Embeddings], None]
-
 MONITOR_K = 20  # DINO's script reports its best at 10 and 20
 SMALL_CLASS = 5  # images of the largest held-out class, at most, where the nearest one decides
 
@@ -37,7 +34,6 @@ class Watched(NamedTuple):
     canvas_px: int = 256  # as in `embed`, like the next two
     num_workers: int = 2
     reader: Reader | None = None
-    look: Look | None = None  # called on rank 0 with the rows of `ids`, and those they search
 
     def embed(self, backbone: nn.Module, view: View, ids: NDArray[np.int64]) -> Embeddings:
         """Embed samples on the device; rows stay there, to be searched, where it has float64.
@@ -60,7 +56,15 @@ class Watched(NamedTuple):
         )
 
 
-def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, float]:
+class HeldOutScores(NamedTuple):
+    """What was measured of held-out samples; empty on ranks other than 0, and of too few."""
+
+    numbers: dict[str, float]  # by name
+    rows: Embeddings | None = None  # of the held-out samples
+    searched: Embeddings | None = None  # what they searched, themselves among it
+
+
+def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutScores:
     """Score held-out samples: leave-one-out weighted kNN, and scores without labels. Collective.
 
     k is 20, but 1 where no class has more than SMALL_CLASS held-out images. Three forwards an
@@ -72,10 +76,10 @@ def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, 
         watched: The samples.
 
     Returns:
-        On rank 0 {"holdout_knn": top-1 of the labelled samples, where two are of one class,
+        The numbers "holdout_knn": top-1 of the labelled samples, where two are of one class,
         "holdout_recall_at_1", "holdout_map_at_r": where one has another of its class to find,
-        "holdout_" + each name of `label_free.NUMBERS`}. Empty on the others, and where fewer than
-        two samples can be decoded.
+        "holdout_" + each name of `label_free.NUMBERS`. Nothing where fewer than two samples can be
+        decoded.
     """
     rows = watched.embed(backbone, view, watched.ids)
     more = None if watched.bank is None else watched.embed(backbone, view, watched.bank)
@@ -84,9 +88,7 @@ def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, 
     probe = ProbeViews(view.crop_px, settings["mean"], settings["std"], channels)
     views = watched.embed(backbone, probe, watched.ids)
     if watched.process.rank != 0 or len(rows.ids) < 2:
-        return {}
-    if watched.look is not None:
-        watched.look(rows, rows if more is None else Embeddings.joined([rows, more]))
+        return HeldOutScores({})
     numbers = {}
     labelled = rows.rows(rows.labels >= 0)
     classes = labelled.labels.cpu().numpy()
@@ -100,24 +102,27 @@ def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, 
     if len(torch.unique(searched.labels)) > 1:  # of one class every neighbour is right
         numbers |= _retrieval(labelled, searched, "holdout")
     free = label_free_numbers(rows.features, by_view(views.features))
-    return numbers | {f"holdout_{name}": value for name, value in free.items()}
+    numbers |= {f"holdout_{name}": value for name, value in free.items()}
+    everyone = rows if more is None else Embeddings.joined([rows, more])
+    return HeldOutScores(numbers, rows, everyone)
 
 
-def retrieval_monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, float]:
+def retrieval_monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutScores:
     """Score leave-one-out retrieval of held-out samples; see `monitor`. Collective.
 
     Returns:
-        On rank 0 {"validation_recall_at_1": ..., "validation_map_at_r": ...}; empty on the others,
-        and where no two samples are of one class.
+        The numbers "validation_recall_at_1" and "validation_map_at_r"; none where no two samples
+        are of one class.
     """
     rows = watched.embed(backbone, view, watched.ids)
     more = None if watched.bank is None else watched.embed(backbone, view, watched.bank)
     if watched.process.rank != 0:
-        return {}
+        return HeldOutScores({})
     searched = rows if more is None else Embeddings.joined([rows, more])
-    if watched.look is not None and len(searched.ids) > 1:
-        watched.look(rows, searched)
-    return _retrieval(rows, searched, "validation")
+    numbers = _retrieval(rows, searched, "validation")
+    if len(searched.ids) < 2:
+        return HeldOutScores(numbers)
+    return HeldOutScores(numbers, rows, searched)
 
 
 def _finite(rows: Embeddings) -> bool:

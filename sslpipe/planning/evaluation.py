@@ -11,11 +11,11 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.monitor import Watched
+from sslpipe.evaluation.monitor import HeldOutScores, Watched
 from sslpipe.planning.pictures import nearest_ids, neighbours_picture
 from sslpipe.run.contract import PartsT, Plan, Scores
 
-Measure = Callable[[nn.Module, EvalView, Watched], dict[str, float]]  # see evaluation.monitor
+Measure = Callable[[nn.Module, EvalView, Watched], HeldOutScores]  # see evaluation.monitor
 
 
 class HeldOutEvaluator:
@@ -53,14 +53,11 @@ class HeldOutEvaluator:
 
     def score(self, backbone: nn.Module) -> Scores:
         """Score a backbone as it is: embed on all ranks, score on rank 0. Collective."""
-        seen: list[tuple[Embeddings, Embeddings]] = []
-
-        def look(queries: Embeddings, searched: Embeddings) -> None:
-            seen.append((queries, searched))
-
-        numbers = self._measure(backbone, self._view, self._watched._replace(look=look))
-        draw = partial(self._draw_neighbours, *seen[0]) if seen else None
-        return Scores(numbers, draw)
+        measured = self._measure(backbone, self._view, self._watched)
+        if measured.rows is None or measured.searched is None:
+            return Scores(measured.numbers)
+        draw = partial(self._draw_neighbours, measured.rows, measured.searched)
+        return Scores(measured.numbers, draw)
 
     def _draw_neighbours(self, queries: Embeddings, searched: Embeddings) -> Image.Image:
         watched = self._watched

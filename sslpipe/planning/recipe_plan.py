@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.distributed import Rank
-from sslpipe.evaluation.monitor import Watched
+from sslpipe.evaluation.monitor import HeldOutScores, Watched
 from sslpipe.export.start import Start
 from sslpipe.planning.evaluation import HeldOutEvaluator
 from sslpipe.planning.memory import warn_of_memory
@@ -34,7 +34,7 @@ class RecipePlan(Plan[PartsT]):
 
     @staticmethod
     @abstractmethod
-    def measure(backbone: nn.Module, view: EvalView, watched: Watched) -> dict[str, float]:
+    def measure(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutScores:
         """Score a backbone on the held-out samples; see `sslpipe.evaluation.monitor`."""
 
     def identity(self) -> dict[str, Any]:

@@ -24,7 +24,9 @@ OPTIONS = {"canvas_px": 16, "num_workers": 0}
 def scored(process, data, ids=IDS):
     torch.manual_seed(0)
     view, split = seen(data)
-    return monitor(small_resnet((8, 16)), view, Watched(split, ids, process=process, **OPTIONS))
+    return monitor(
+        small_resnet((8, 16)), view, Watched(split, ids, process=process, **OPTIONS)
+    ).numbers
 
 
 def seen(data):
@@ -72,7 +74,7 @@ def test_of_small_classes_the_nearest_image_decides(data):
     view, split = seen(data)
     ids = np.arange(16)[np.arange(16) % 4 < 3]
     backbone = torch.nn.Flatten()
-    found = monitor(backbone, view, Watched(split, ids, **OPTIONS))
+    found = monitor(backbone, view, Watched(split, ids, **OPTIONS)).numbers
     rows = embed(backbone, view, split, ids=ids, **OPTIONS)
     (nearest,) = knn_results(rows, rows, k=(1,), exclude_same_id=True)
     assert found["holdout_knn"] == nearest.value
@@ -81,7 +83,9 @@ def test_of_small_classes_the_nearest_image_decides(data):
 def test_retrieval_is_scored_where_two_images_are_of_a_class(data):
     view, split = seen(data)
     for ids, scores in ((np.arange(4), 0), (np.arange(8), 2)):  # 4 classes
-        found = retrieval_monitor(small_resnet((8, 16)), view, Watched(split, ids, **OPTIONS))
+        found = retrieval_monitor(
+            small_resnet((8, 16)), view, Watched(split, ids, **OPTIONS)
+        ).numbers
         assert len(found) == scores
         assert all(0 <= value <= 1 for value in found.values())
 
@@ -90,7 +94,7 @@ def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
     """Against a loop over all rows, in float64."""
     view, split = seen(data)
     bank, backbone = np.arange(0, 60, 2), torch.nn.Flatten()
-    found = monitor(backbone, view, Watched(split, IDS, bank, **OPTIONS))
+    found = monitor(backbone, view, Watched(split, IDS, bank, **OPTIONS)).numbers
     rows = embed(backbone, view, split, ids=np.union1d(IDS, bank), **OPTIONS)
     units = torch.nn.functional.normalize(rows.features.double(), dim=1)
     first, mean = [], []
@@ -102,8 +106,8 @@ def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
         mean.append((hits[:r].cumsum(0) / torch.arange(1, r + 1) * hits[:r]).sum() / r)
     assert found["holdout_recall_at_1"] == pytest.approx(np.mean(first))
     assert found["holdout_map_at_r"] == pytest.approx(np.mean(mean))
-    without = monitor(backbone, view, Watched(split, IDS, **OPTIONS))
-    alone = retrieval_monitor(backbone, view, Watched(split, IDS, **OPTIONS))
+    without = monitor(backbone, view, Watched(split, IDS, **OPTIONS)).numbers
+    alone = retrieval_monitor(backbone, view, Watched(split, IDS, **OPTIONS)).numbers
     searched = {k.replace("validation", "holdout"): v for k, v in alone.items()}
     assert without == found | searched
     assert searched.items().isdisjoint(found.items())
