@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import sslpipe.api
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
 from sslpipe.export.load import load_run
+from sslpipe.metric_learning.finetune import finetune
 from sslpipe.metric_learning.finetune_plan import Finetuning
 from sslpipe.models.simclr import SimCLR
 from sslpipe.plan import Pretraining
+from sslpipe.pretrain import pretrain
 from sslpipe.recipe.reading import load_recipe
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset
@@ -36,7 +37,7 @@ def test_so_many_first_steps_are_of_half_the_size_and_never_the_last(plan_of, sh
 
 @pytest.mark.parametrize("micro_batch", [16, 4])
 def test_those_steps_see_the_means_of_2_x_2_pixels_and_evaluations_the_whole(
-    data, tmp_path, monkeypatch, micro_batch
+    data, tmp_path, micro_batch
 ):
     """What the model is given, against the views of the same run without the setting."""
     seen = {}
@@ -44,18 +45,16 @@ def test_those_steps_see_the_means_of_2_x_2_pixels_and_evaluations_the_whole(
         *("steps=4", f"data.micro_batch={micro_batch}", "optim.precision=fp64"),
         "optim.peak_lr=0",
     )
-    forward = SimCLR.forward
     for name, share in (("whole", 0.0), ("half", 0.5)):
         views = seen[name] = []
-
-        def watched(self, x, views=views):
-            if x.any():  # what looks at the network beforehand gives it zeros
-                views.append(x.clone())
-            return forward(self, x)
-
-        monkeypatch.setattr(SimCLR, "forward", watched)
         recipe = load_recipe(write_recipe(tmp_path), (*words, f"augment.half_size_share={share}"))
-        sslpipe.api.train(recipe, load_index(data), tmp_path / name)
+        plan = Pretraining.make(recipe, load_index(data))
+        parts = plan.build()
+        parts.model.register_forward_pre_hook(
+            # what looks at the network beforehand gives it zeros
+            lambda model, given, views=views: views.extend(x.clone() for x in given if x.any())
+        )
+        pretrain(plan, tmp_path / name, parts)
         forget_accelerator()
     counts = len(seen["whole"]) // 2
     assert len(seen["half"]) == len(seen["whole"])
@@ -69,23 +68,21 @@ def test_those_steps_see_the_means_of_2_x_2_pixels_and_evaluations_the_whole(
 
 
 def test_running_statistics_of_micro_batches_are_those_of_all_their_values_at_either_size(
-    data, tmp_path, monkeypatch
+    data, tmp_path
 ):
     """After a step at half the size and one at the whole size; momentum is 0.1."""
-    inputs = []  # of the first norm, in the forward passes that have a gradient
-    forward = nn.modules.batchnorm._BatchNorm.forward
+    stem = []  # what the first norm is given, in the forward passes that have a gradient
 
-    def watched(self, x):
-        if torch.is_grad_enabled() and x.any() and x.shape[1:] in ((8, 4, 4), (8, 8, 8)):
-            inputs.append(x.detach())
-        return forward(self, x)
+    def watch(norm, given):
+        if torch.is_grad_enabled() and given[0].any():
+            stem.append(given[0].detach())
 
-    monkeypatch.setattr(nn.modules.batchnorm._BatchNorm, "forward", watched)
     words = ("steps=2", "data.micro_batch=8", "augment.half_size_share=0.5", "optim.precision=fp64")
-    recipe = load_recipe(write_recipe(tmp_path), words)
-    sslpipe.api.train(recipe, load_index(data), tmp_path / "run")
+    plan = Pretraining.make(load_recipe(write_recipe(tmp_path), words), load_index(data))
+    parts = plan.build()
+    parts.backbone.network[1].register_forward_pre_hook(watch)
+    pretrain(plan, tmp_path / "run", parts)
     forget_accelerator()
-    stem = [x for number, x in enumerate(inputs) if number % 3 == 0]  # its block has two
     assert [x.shape[-1] for x in stem] == [4, 4, 8, 8]
     expected = torch.ones(8, dtype=torch.float64)
     for step in (stem[:2], stem[2:]):
@@ -126,20 +123,19 @@ def test_a_network_of_one_size_is_refused_before_the_first_step(plan_of, data, t
     assert check_pretraining(plan_of(half)).rows  # a convolutional one takes both
 
 
-def test_a_fine_tuning_has_it_too_and_refuses_the_same(tmp_path, monkeypatch):
+def test_a_fine_tuning_has_it_too_and_refuses_the_same(tmp_path):
     data = load_index(write_dataset(tmp_path / "data", (40, 60, 72), classes=8))
     path = finetunes.write_recipe(tmp_path)
     sides = []
-    forward = nn.Conv2d.forward
 
-    def watched(self, x):
-        if torch.is_grad_enabled() and x.any() and x.shape[1] == 3:
-            sides.append(x.shape[-1])
-        return forward(self, x)
+    def watch(stem, given):
+        if torch.is_grad_enabled() and given[0].any():
+            sides.append(given[0].shape[-1])
 
-    monkeypatch.setattr(nn.Conv2d, "forward", watched)
-    recipe = load_recipe(path, ("augment.half_size_share=0.5", "steps=4"))
-    sslpipe.api.train(recipe, data, tmp_path / "run")
+    plan = Finetuning.make(load_recipe(path, ("augment.half_size_share=0.5", "steps=4")), data)
+    parts = plan.build()
+    parts.backbone.network[0].register_forward_pre_hook(watch)
+    finetune(plan, tmp_path / "run", parts)
     forget_accelerator()
     assert sides == [8, 8, 16, 16]
     plan = Finetuning.make(load_recipe(path, (*VIT, "augment.half_size_share=0.5")), data)
