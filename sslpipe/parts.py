@@ -120,7 +120,7 @@ def freeze_and_group(model: Model, recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
-    """FLOPs of a step's forward and backward; what gradient caching repeats is not counted."""
+    """Count FLOPs of a step, forward and backward; what gradient caching repeats is not counted."""
     trained = nn.Sequential(model.backbone, model.projector)
     flops = step_flops(trained, recipe.data.batch_size, crop_px, model.backbone.channels)
     # forward and twice as much backward for either view; the keys of a pair have no backward

@@ -246,7 +246,7 @@ def no_image_has_a_negative(plan: Pretraining, parts: Parts) -> Iterator[str]:
 
 def objective_cannot_learn_the_split(plan: Pretraining, parts: Parts) -> Iterator[str]:
     """Refuse a split, or [pairs], that the objective itself refuses."""
-    if reason := parts.loss.cannot(len(plan.split), paired=plan.pairing is not None):
+    if reason := parts.loss.refuses(len(plan.split), paired=plan.pairing is not None):
         yield f"loss.kind = {plan.recipe.loss.kind!r} {reason}"
 
 

@@ -87,7 +87,7 @@ class Objective(Part):
             parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
         )
 
-    def cannot(self, samples: int, *, paired: bool) -> str | None:
+    def refuses(self, samples: int, *, paired: bool) -> str | None:
         """Return why a run cannot begin on a split of so many samples, with [pairs] or without."""
         return None
 

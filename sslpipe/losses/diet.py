@@ -56,7 +56,7 @@ class DietLoss(Objective):
         total = cross_entropy(outputs, target, label_smoothing=smoothing, reduction="sum")
         return global_mean(total, torch.full_like(total, len(outputs)))
 
-    def cannot(self, samples: int, *, paired: bool) -> str | None:
+    def refuses(self, samples: int, *, paired: bool) -> str | None:
         """Return why not: too few outputs for the images, or [pairs]. See `Objective.cannot`."""
         if paired:
             return "names each view by its own image, so that [pairs] has no meaning; leave it out"

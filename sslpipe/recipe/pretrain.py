@@ -245,7 +245,7 @@ class Recipe(RunRecipe):
         return self.model_copy(update={"projector": projector})
 
     @model_validator(mode="after")
-    def _splits_evenly(self) -> Self:
+    def _holds_out_enough(self) -> Self:
         if self.data.holdout == 1:
             raise ValueError(
                 "data.holdout = 1 leaves the kNN monitor no neighbour; use 0 (no monitor), or at "
@@ -257,11 +257,19 @@ class Recipe(RunRecipe):
                 raise ValueError(
                     f"data.{key} = {value!r} needs data.holdout, the number of samples to hold out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_projector_to_train_first(self) -> Self:
         if not self.projector.num_layers and self.tune.projector_first_steps:
             raise ValueError(
                 f"tune.projector_first_steps = {self.tune.projector_first_steps}, and "
                 "projector.num_layers = 0 leaves no projector to train first; use 0"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _batch_splits_evenly(self) -> Self:
         batch = self.data.batch_size
         streams = self.data.num_streams
         if batch % streams:
@@ -280,6 +288,11 @@ class Recipe(RunRecipe):
                 f"{streams} streams gives to a batch of {batch} into equal slices; use "
                 f"micro_batch = {' or '.join(map(str, valid))}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _micro_batches_keep_their_embeddings(self) -> Self:
+        micro = self.data.micro_batch
         if micro is not None and self.run.compile == "reduce-overhead":
             # a replayed graph writes the embeddings of each micro-batch to the same memory
             raise ValueError(

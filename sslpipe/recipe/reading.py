@@ -132,15 +132,16 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     except ValueError:
         value = text  # a bare word is a string, as on any command line
     *parents, leaf = parts
+    section = tree
     for parent in parents:
-        if tree.get(parent) is None:  # a run's record has null for a section that is not there
-            tree[parent] = {}
-        tree = tree[parent]
-        if not isinstance(tree, dict):
+        if section.get(parent) is None:  # a run's record has null for a section that is not there
+            section[parent] = {}
+        section = section[parent]
+        if not isinstance(section, dict):
             raise RecipeError(f"override {shown(override)}: {parent} is a value, not a section")
     if leaf in ("steps", "epochs") and not parents:  # one replaces the other
         tree.pop("epochs" if leaf == "steps" else "steps", None)
-    tree[leaf] = value
+    section[leaf] = value
 
 
 def _parse(text: str, origin: str) -> dict[str, Any]:
