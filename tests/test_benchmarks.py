@@ -31,7 +31,7 @@ from benchmarks.graded import data as graded
 from benchmarks.graded import jobs
 from benchmarks.graded import table as graded_table
 from benchmarks.graded import training as graded_training
-from benchmarks.trainings import Found, embedded
+from benchmarks.trainings import Found, embedded, percent
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
@@ -427,10 +427,11 @@ def test_the_page_of_the_graded_sets_shows_the_rows_and_the_choice_as_measured()
     for cells in lines[1:at]:
         row = cells[0].replace("flattened (power 1)", "power 1")
         assert cells[1:] == [f"{100 * sets[name][row]['MAP@R']['value']:.1f}" for name in columns]
-    for how, mean, most in lines[at + 1 :]:
+    for shown, mean, most in lines[at + 1 :]:
+        how = shown.replace("without labels: two sizes", "always two sizes")
         regrets = [choice[name][how]["MAP@R"] for name in columns]
         assert (mean, most) == (f"{np.mean(regrets):.1f}", f"{max(regrets):.1f}")
-    assert (at - 1, len(lines) - at - 1) == (7, 5)
+    assert (at - 1, len(lines) - at - 1) == (7, 4)
 
 
 def test_the_page_of_the_graded_sets_shows_the_trainings_as_measured() -> None:
@@ -455,6 +456,24 @@ def test_the_page_of_the_graded_sets_shows_the_trainings_as_measured() -> None:
                 assert high >= 0  # the page has no word for clearly less
             assert value == expected, (row, name)
     assert len(lines) == 7
+
+
+def test_the_page_of_the_graded_sets_shows_what_labels_brought_as_measured() -> None:
+    rows = {(row["set"], row["what"]): row for row in figures_of("graded_chosen")["rows"]}
+    (_, *columns), *lines = GRADED_PAGE["With labels"]
+    assert columns[:4] == ["start", "chosen", "trained", "trained + chosen"]
+    steps = (graded_chosen.START, graded_chosen.CHOSEN, graded_chosen.TRAINED, graded_chosen.JOINED)
+    for name, *values in lines:
+        own = [rows[name, what] for what in steps]
+        scores = (
+            [f"{100 * row[metric]['score']:.1f}" for metric in ("Recall@1", "MAP@R")] for row in own
+        )
+        brought = percent(own[-1]["Recall@1"]["more than the choice"], "+")
+        expected = [f"{recall} ({map_at_r})" for recall, map_at_r in scores]
+        assert values == [*expected, brought, f"{own[-1]['cpu_s']:.0f}"], name
+        for row in own:  # no set ends below its start
+            assert row["Recall@1"]["more than the start"]["interval95"][1] >= 0, name
+    assert {name for name, *_ in lines} == {name for name, _ in rows}
 
 
 def test_the_page_of_sensors_shows_what_was_measured() -> None:
