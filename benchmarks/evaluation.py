@@ -100,11 +100,11 @@ def retrieval_pml(rows: Embeddings, k: int | None) -> Numbers:
 
     names = {
         "precision_at_1": "Recall@1",
-        "r_precision": "r_precision",
-        "mean_average_precision_at_r": "map_at_r",
+        "r_precision": "R-precision",
+        "mean_average_precision_at_r": "MAP@R",
     }
     if k is not None:
-        names |= {"mean_reciprocal_rank": "mrr"}
+        names |= {"mean_reciprocal_rank": "MRR"}
         k = min(k, int(rows.labels.max()) + 1)
     calculator = AccuracyCalculator(
         tuple(names), k=k or "max_bin_count", device=torch.device("cpu")

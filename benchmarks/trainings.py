@@ -86,8 +86,7 @@ def search(rows: Embeddings, exclude_same: GroupCodes | None = None) -> Found:
     """Search all other rows for each; those of its own value in `exclude_same` are out of sight."""
     found = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True, exclude_same=exclude_same)
     has_match = found.matches > 0
-    names = {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
-    values = {m: found.values[has_match, found.names.index(n)] for m, n in names.items()}
+    values = {m: found.values[has_match, found.names.index(m)] for m in ("Recall@1", "MAP@R")}
     return Found(rows.labels.numpy()[has_match], values, int((~has_match).sum()))
 
 

@@ -33,7 +33,7 @@ PX = (128, 192)
 START, CHOSEN, TRAINED, JOINED = "start", "start, chosen", "trained", "trained, chosen"
 ALL = "Recall@1 among all"
 OTHERS = {"more than the start": START, "more than the choice": CHOSEN}
-METRICS = {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
+METRICS = ("Recall@1", "MAP@R")
 
 
 def main() -> None:
@@ -116,8 +116,8 @@ def score(source: str | Path, data: Path) -> dict[str, Column]:
     has_match = alone.matches > 0
     classes = tested.labels.numpy()[has_match]
     found = {
-        metric: Column(alone.values[has_match, alone.names.index(name)], classes)
-        for metric, name in METRICS.items()
+        metric: Column(alone.values[has_match, alone.names.index(metric)], classes)
+        for metric in METRICS
     }
     recall = among.values[has_match, among.names.index("Recall@1")]
     return {**found, ALL: Column(recall, classes)}

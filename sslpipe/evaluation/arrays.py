@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,8 +15,10 @@ from torch import Tensor
 from sslpipe.arguments import checked
 from sslpipe.errors import DataError, shown
 from sslpipe.evaluation.embed import Embeddings, check_finite_rows
+from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe as probe_rows
+from sslpipe.evaluation.linear_probe import ridge_probe
 from sslpipe.evaluation.neighbours import Search, usual_k
 from sslpipe.evaluation.result import Result, Results
 from sslpipe.evaluation.retrieval import retrieval as search_rows
@@ -36,6 +38,8 @@ def knn(
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Vote = "weighted",
     search: Search = "torch",
+    labels_per_class: int | None = None,
+    seed: int = 0,
 ) -> Result:
     """Score arrays of features by their k nearest neighbours, in one line of a notebook.
 
@@ -53,9 +57,12 @@ def knn(
         temperature: T > 0 of the weights exp(cosine / T); without effect on a majority vote.
         vote: "weighted" (the field's protocol) or "majority".
         search: "torch" or "faiss"; both find the same neighbours.
+        labels_per_class: Score by so many rows of each class of train, the mean of five draws; k is
+            10 then. None: by all.
+        seed: Of these draws.
 
     Returns:
-        Top-1 accuracy as a `Result`: value in [0, 1], Wilson's 95 % interval.
+        Top-1 accuracy as a `Result`: value in [0, 1], 95 % interval.
 
     Raises:
         DataError: Shapes or dtypes do not fit, a number is not finite, or a label is missing.
@@ -65,6 +72,17 @@ def knn(
         arXiv:2104.14294.
     """
     train, test, _ = _pair(train_features, train_labels, test_features, test_labels)
+    if labels_per_class is not None:
+        (result,) = few_shot_knn(
+            train,
+            test,
+            labels_per_class=labels_per_class,
+            k=None if k is None else [k],
+            seed=seed,
+            temperature=temperature,
+            vote=vote,
+        )
+        return result
     ks = usual_k((20,), len(train.ids)) if k is None else [k]
     (result,) = knn_results(train, test, k=ks, temperature=temperature, vote=vote, search=search)
     return result
@@ -77,30 +95,33 @@ def linear_probe(
     test_features: Array,
     test_labels: Array,
     *,
+    fit: Literal["logistic", "ridge"] = "logistic",
     holdout: float = 0.15,
     seed: int = 0,
 ) -> Result:
-    """Score logistic regression fitted on train, its C chosen on held-out rows of train.
+    """Score a linear classifier fitted on train, its penalty chosen on held-out rows of train.
 
     >>> print(sslpipe.linear_probe(train_features, train_labels, test_features, test_labels))
 
     Args:
         train_features: As in `knn`.
         train_labels: As in `knn`; each class has two rows or more.
-        test_features: As in `knn`; read once, after C was chosen.
+        test_features: As in `knn`; read once, after the penalty was chosen.
         test_labels: As in `knn`.
-        holdout: Class-stratified share of train that chooses C.
+        fit: "logistic" regression, or "ridge" regression onto one-hot labels, which is faster.
+        holdout: Class-stratified share of train that chooses the penalty.
         seed: Of that share.
 
     Returns:
-        Top-1 accuracy; `details` has C, per-class accuracy and the confusion matrix, whose rows are
-        "classes", sorted, where labels are texts.
+        Top-1 accuracy; `details` has C or the penalty, per-class accuracy and the confusion matrix,
+        whose rows are "classes", sorted, where labels are texts.
 
     Raises:
         DataError: As in `knn`; or a class has a single row of train.
     """
     train, test, names = _pair(train_features, train_labels, test_features, test_labels)
-    (result,) = probe_rows(train, test, holdout=holdout, seed=seed)
+    probe = probe_rows if fit == "logistic" else ridge_probe
+    (result,) = probe(train, test, holdout=holdout, seed=seed)
     return replace(result, details={**result.details, "classes": names}) if names else result
 
 
@@ -115,7 +136,7 @@ def retrieval(
 ) -> Results:
     """Search a gallery by each query: are images of its label found first?
 
-    >>> print(sslpipe.retrieval(features, labels)["map_at_r"])
+    >>> print(sslpipe.retrieval(features, labels)["MAP@R"])
 
     Args:
         gallery_features: (N, F), as in `knn`.
@@ -125,8 +146,9 @@ def retrieval(
         k: Ranks at which metrics are cut off; None: 1, 5 and 10, in a gallery of as many rows.
 
     Returns:
-        Metric ("Recall@1", "map_at_r", ...) -> `Result`; see
-        `sslpipe.evaluation.retrieval.retrieval` for the definitions.
+        Metric -> `Result`: "Recall@1" (is the nearest of its label?), "precision@1", "mAP@1",
+        "recall (IR)@1" (share of all matches) and so on for each k, "MAP@R", "mAP", "R-precision",
+        "MRR"; `sslpipe.evaluation.retrieval` defines them.
 
     Raises:
         DataError: As in `knn`; or k is beyond the gallery, or no query has a match.
@@ -163,8 +185,8 @@ def verification(
         seed: Of the pairs.
 
     Returns:
-        Metric ("auc", "eer", "tar@far=0.01", ...) -> `Result`; see
-        `sslpipe.evaluation.verification.verification` for the definitions.
+        Metric -> `Result`: "auc", "eer", "fpr@95tpr", "tar@far=0.01" and so on for each of `far`,
+        "accuracy 10-fold best threshold"; `sslpipe.evaluation.verification` defines them.
 
     Raises:
         DataError: As in `knn`; or there are too few pairs.

@@ -18,7 +18,7 @@ from sslpipe.random import permutation
 
 POWERS = (0.25, 0.5, 1.0)
 UNLABELLED_POWER = 0.25  # of every row that is ranked without labels
-METRICS = {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
+METRICS = ("Recall@1", "MAP@R")
 CHOSEN_BY = "MAP@R"
 LEAST_CLASSES = 4  # with two images or more: two choose, two report
 LEAST_FLATTENED = 100  # rows: docs/graded.md measures no fewer
@@ -131,5 +131,5 @@ def _scores(rows: Embeddings, distractors: Embeddings | None) -> dict[str, Any]:
     """Score each row as a query for all others: metric, and "class" -> (Q,)."""
     searched = rows if distractors is None else Embeddings.joined([rows, distractors])
     scores = retrieval_per_query(searched, rows, k=(1,), exclude_same_id=True)
-    values = {m: scores.values[:, scores.names.index(name)] for m, name in METRICS.items()}
+    values = {m: scores.values[:, scores.names.index(m)] for m in METRICS}
     return {**values, "class": scores.labels}

@@ -144,4 +144,4 @@ def _retrieval(queries: Embeddings, rows: Embeddings, prefix: str) -> dict[str, 
     if not len(matched):
         return {}
     values = dict(zip(scores.names, matched.mean(0).tolist(), strict=True))
-    return dict(zip(names, (values["Recall@1"], values["map_at_r"]), strict=True))
+    return dict(zip(names, (values["Recall@1"], values["MAP@R"]), strict=True))

@@ -112,7 +112,7 @@ class Protocols:
         """Return the headings of the table; they begin with what decides."""
         titles = [part.title for part in self._parts]
         if not self.known_classes:
-            return list(PER_QUERY.values()) if "retrieval" in titles else []
+            return list(PER_QUERY) if "retrieval" in titles else []
         few = [few_column(n) for n in LABELS_PER_CLASS]
         return [KNN, *(column for column in few if column in titles), LINEAR]
 
@@ -120,7 +120,7 @@ class Protocols:
         """Return each column's (q,) ids of the test samples that it scores."""
         ids = self._first[1].ids.cpu().numpy()
         needed = {KNN: 0, LINEAR: 2, **{few_column(n): n for n in LABELS_PER_CLASS}}
-        return dict.fromkeys(PER_QUERY.values(), ids[has_a_match(self._test_labels)]) | {
+        return dict.fromkeys(PER_QUERY, ids[has_a_match(self._test_labels)]) | {
             column: self._rows(*self._first, n)[1].ids.cpu().numpy() for column, n in needed.items()
         }
 
@@ -254,7 +254,7 @@ def _inside_test(test: Embeddings, seed: int, left_out: list[str]) -> list[Part]
 
     def retrieved(_: Embeddings, rows: Embeddings) -> Columns:
         results = retrieval(rows, rows, exclude_same_id=True)
-        return [(PER_QUERY.get(result.metric), result) for result in results]
+        return [(each.metric if each.metric in PER_QUERY else None, each) for each in results]
 
     chosen = [Part("retrieval", retrieved)]
     if min(same.sum(), (~same).sum()) < FOLDS:

@@ -12,7 +12,7 @@ from sslpipe.errors import DataError, did_you_mean
 from sslpipe.evaluation.intervals import Interval, wilson95
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """One number and what is needed to compare it with another.
 
@@ -37,11 +37,12 @@ class Result:
     interval95: Interval
     queries: int
     bank: int
-    details: dict[str, Any] = field(default_factory=dict, repr=False)
+    details: dict[str, Any] = field(default_factory=dict)
     unit: Literal["share", "number"] = "share"
-    scores: NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    scores: NDArray[Any] | None = field(default=None, compare=False)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        """Return the number in a line, with what it was measured by."""
         low, high = self.interval95
         bank = f", bank of {self.bank}" if self.bank else ""
         return (
@@ -57,10 +58,17 @@ class Result:
 
 
 class Results(dict[str, Result]):
-    """Results of one protocol by their metrics; shown as a line each."""
+    """Results of one protocol by their metrics; shown as the protocol, and a line each."""
 
     def __repr__(self) -> str:
-        return "\n".join(map(str, self.values()))
+        lines = [
+            f"{metric} {each.value:.4g} [{each.interval95[0]:.4g}, {each.interval95[1]:.4g}]"
+            for metric, each in self.items()
+        ]
+        for first in list(self.values())[:1]:
+            bank = f", bank of {first.bank}" if first.bank else ""
+            lines.insert(0, f"{first.protocol}: {first.queries} queries{bank}")
+        return "\n".join(lines)
 
     def __missing__(self, metric: str) -> Result:
         """Raise KeyError with the nearest metric, and all."""

@@ -67,18 +67,17 @@ def retrieval(
         process: This process.
 
     Returns:
-        Queries without a match are skipped, and counted as `lone`. Recall@k: a match among
-        the k nearest (the hit rate; CMC@k of re-identification, whose mAP is map). recall (IR)@k:
-        matches among them / R, R all matches of the query. precision@k: the same / k. map@k: mean
-        over queries of sum of precision@i at the matches i <= k / min(k, R). map: over all ranks,
-        / R. r_precision: precision@R. map_at_r: sum of precision@i at the matches i <= R / R. mrr:
-        1 / rank of the first match.
+        Means over the queries that have a match, R of them; others are counted as `lone`.
+        Recall@k: whether a match is among the k nearest (CMC@k of re-identification).
+        recall (IR)@k: matches among the k nearest / R. precision@k: the same / k.
+        mAP: sum of precision@i at the matches / R. mAP@k: at those of i <= k, / min(k, R).
+        MAP@R: at those of i <= R, / R. R-precision: precision@R. MRR: 1 / rank of the first match.
 
     Raises:
         DataError: Labels are missing, k is beyond the gallery, or no query has a match.
 
     Source:
-        map_at_r: Musgrave et al. 2020, arXiv:2003.08505. cross: Zheng et al. 2015, "Scalable
+        MAP@R: Musgrave et al. 2020, arXiv:2003.08505. cross: Zheng et al. 2015, "Scalable
         Person Re-identification: A Benchmark" (Market-1501), ICCV.
     """
     scores = retrieval_per_query(
@@ -104,7 +103,8 @@ def summary(scores: PerQuery, protocol: str, *, bank: int = 0) -> list[Result]:
     if len(values) == 0:
         raise DataError(
             f"none of {len(kept)} queries has a match in the gallery: give one with images of "
-            "their classes, or search a split in itself without the query (--exclude-same-id)"
+            "their classes, or search a split in itself: of files by `--exclude-same-id`, of "
+            "arrays by the gallery alone"
         )
     details: dict[str, Any] = {"lone": int((~kept).sum())}
     intervals, over = means95(values, labels)
@@ -145,8 +145,8 @@ def retrieval_per_query(
     )
     if same and not exclude_same_id:
         raise DataError(
-            "gallery and queries are the same rows, and each would find itself; set "
-            "exclude_same_id (--exclude-same-id)"
+            "gallery and queries are the same rows, and each would find itself; of files give "
+            "`--exclude-same-id`, of arrays the gallery alone"
         )
     share = process.share(len(queries.ids))
     part = slice(share.start, share.stop)
@@ -190,11 +190,11 @@ def query_metrics(ranks: Floats, matches: Integers, ks: Sequence[int]) -> dict[s
         hits = (ranks <= k).sum(axis=1)
         sums = _sum(np.where(ranks <= k, precision, 0))
         values |= {f"Recall@{k}": np.minimum(hits, 1.0), f"recall (IR)@{k}": hits / some}
-        values |= {f"precision@{k}": hits / k, f"map@{k} /min(k,R)": sums / np.minimum(k, some)}
+        values |= {f"precision@{k}": hits / k, f"mAP@{k}": sums / np.minimum(k, some)}
     within_r = ranks <= total[:, None]
     at_r = _sum(np.where(within_r, precision, 0)) / some
-    values |= {"map": _sum(precision) / some, "r_precision": within_r.sum(axis=1) / some}
-    return values | {"map_at_r": at_r, "mrr": 1 / ranks[:, 0]}
+    values |= {"mAP": _sum(precision) / some, "R-precision": within_r.sum(axis=1) / some}
+    return values | {"MAP@R": at_r, "MRR": 1 / ranks[:, 0]}
 
 
 def _sum(columns: Floats) -> Floats:

@@ -39,7 +39,7 @@ KNN = "kNN"
 LINEAR = "linear"
 RECALL = "Recall@1"
 MAP = "MAP@R"
-PER_QUERY = {"Recall@1": RECALL, "map_at_r": MAP}  # metrics of retrieval that are compared
+PER_QUERY = (RECALL, MAP)  # metrics of retrieval that are compared
 LEVEL = 0.05
 _COMPARED = ((KNN, False), (LINEAR, False), (KNN, True))  # column, whitened
 
@@ -58,7 +58,7 @@ class Scores(NamedTuple):
 
     def take(self, features: str, whitened: bool, column: str | None, result: Result) -> None:
         """Take a result, with its column in the table, if it is one that is compared."""
-        measure = PER_QUERY.get(result.metric, column)
+        measure = result.metric if result.metric in PER_QUERY else column
         if result.scores is not None and measure is not None:
             self.of[features, whitened, measure] = result.scores
 
@@ -140,11 +140,11 @@ def _compare(
     )
     if ours is None or theirs is None:
         return None
-    if measure in PER_QUERY.values() and len(np.unique(scores.classes)) < 2:
+    if measure in PER_QUERY and len(np.unique(scores.classes)) < 2:
         return None  # the interval is over classes
     value, interval, p, unit, count = (
         paired_means(ours, theirs, scores.classes)
-        if measure in PER_QUERY.values()
+        if measure in PER_QUERY
         else paired_top1(ours, theirs)
     )
     row: Tree = {"features": pair[0], "against": pair[1], "measure": measure}

@@ -28,8 +28,10 @@ TABLES = (  # heading, what it is, and metric -> title of its column
     (
         "Retrieval",
         "Each test image against all others, in %.",
-        {name: name for name in ("Recall@1", "Recall@10", "precision@10")}
-        | {"r_precision": "R-precision", "map_at_r": "MAP@R", "mrr": "MRR"},
+        {
+            name: name
+            for name in ("Recall@1", "Recall@10", "precision@10", "R-precision", "MAP@R", "MRR")
+        },
     ),
     (
         "Verification",

@@ -10,7 +10,10 @@ from sklearn.metrics import roc_auc_score
 
 import sslpipe
 from sslpipe.errors import DataError, UserError
+from sslpipe.evaluation.arrays import embeddings_from_arrays
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.few_shot import few_shot_knn
+from sslpipe.evaluation.linear_probe import ridge_probe
 
 
 def blobs(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -64,6 +67,17 @@ def test_verification_is_scikit_learns_auc_over_all_pairs():
     same = labels[rows] == labels[columns]
     results = sslpipe.verification(features, labels, pairs=1000, far=(0.1,))
     assert results["auc"].value == pytest.approx(roc_auc_score(same, cosines), abs=1e-6)
+
+
+def test_few_labels_and_ridge_are_those_of_files():
+    train, test = (embeddings_from_arrays(*side, "") for side in (TRAIN, TEST))
+    (few,) = few_shot_knn(train, test, labels_per_class=3, k=[2], seed=5)
+    assert sslpipe.knn(*TRAIN, *TEST, labels_per_class=3, k=2, seed=5) == few
+    assert len(few.details["draws"]) == 5
+    (ridge,) = ridge_probe(train, test)
+    assert sslpipe.linear_probe(*TRAIN, *TEST, fit="ridge") == ridge
+    with pytest.raises(DataError, match=r"labels_per_class = 900"):
+        sslpipe.knn(*TRAIN, *TEST, labels_per_class=900)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +170,11 @@ def test_embeddings_bring_their_labels():
 
 def test_several_results_are_shown_a_line_each_and_a_wrong_metric_gives_the_nearest():
     found = sslpipe.retrieval(*TEST)
-    assert repr(found).splitlines() == [str(each) for each in found.values()]
-    with pytest.raises(KeyError, match=r"recall@1.*did you mean 'Recall@1'.*map_at_r"):
+    first, *lines = repr(found).splitlines()
+    assert first == f"{found['mAP'].protocol}: 101 queries, bank of 101"
+    assert [line.split(" [")[0].rpartition(" ")[0] for line in lines] == [*found]
+    assert all(str(each).startswith(first.split(":")[0]) for each in found.values())
+    with pytest.raises(KeyError, match=r"recall@1.*did you mean 'Recall@1'.*MAP@R"):
         found["recall@1"]
     assert found.get("recall@1") is None
 

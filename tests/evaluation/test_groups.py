@@ -98,11 +98,11 @@ def test_re_identification_ignores_the_identity_in_its_own_camera_and_keeps_dist
     by_name = {r.metric: r for r in retrieval(gallery, query, cross=cameras, **options)}
     # seen: person 3 in the query's camera (a distractor), 7 in 1, 9 in 1, 7 in 2
     assert [by_name[f"Recall@{k}"].value for k in (1, 2, 3)] == [0, 1, 1]
-    assert by_name["map"].value == pytest.approx((1 / 2 + 2 / 4) / 2)
-    assert "cross=camera" in by_name["map"].protocol
+    assert by_name["mAP"].value == pytest.approx((1 / 2 + 2 / 4) / 2)
+    assert "cross=camera" in by_name["mAP"].protocol
     # no row of its camera at all: the distractor is gone, too
     by_name = {r.metric: r for r in retrieval(gallery, query, exclude_same=cameras, **options)}
-    assert by_name["map"].value == pytest.approx((1 / 1 + 2 / 3) / 2)
+    assert by_name["mAP"].value == pytest.approx((1 / 1 + 2 / 3) / 2)
 
 
 def test_codes_are_the_same_numbers_in_both_splits(tmp_path: Path):

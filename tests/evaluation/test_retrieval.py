@@ -37,10 +37,10 @@ def brute(names, gallery, queries, ks, removed):
                     values[f"Recall@{rank}"] = float(hits > 0)
                     values[f"recall (IR)@{rank}"] = hits / total
                     values[f"precision@{rank}"] = hits / rank
-                    values[f"map@{rank} /min(k,R)"] = sums / min(rank, total)
+                    values[f"mAP@{rank}"] = sums / min(rank, total)
                 if rank == total:
-                    values["r_precision"], values["map_at_r"] = hits / total, sums / total
-            values["map"], values["mrr"] = sums / total, 1 / first
+                    values["R-precision"], values["MAP@R"] = hits / total, sums / total
+            values["mAP"], values["MRR"] = sums / total, 1 / first
         actual[int(queries.ids[q])] = total, values
     return actual
 
@@ -134,9 +134,9 @@ def test_intervals_over_classes_hold_the_mean_of_other_classes_and_those_over_qu
         noise = rng.uniform(0.5, 1.5, classes)[labels, None] * rng.standard_normal((200, 12))
         labelled = rows(rng.standard_normal((classes, 12))[labels] + noise, labels)
         scores = retrieval_per_query(labelled, labelled, k=(1,), exclude_same_id=True)
-        columns = [scores.names.index(name) for name in ("Recall@1", "map_at_r")]
+        columns = [scores.names.index(name) for name in ("Recall@1", "MAP@R")]
         values = scores.values[:, columns]
-        found = summary(PerQuery(("Recall@1", "map_at_r"), *scores[1:4], values), "p")
+        found = summary(PerQuery(("Recall@1", "MAP@R"), *scores[1:4], values), "p")
         means.append([result.value for result in found])
         of_classes.append([result.interval95 for result in found])
         of_queries.append(bootstrap_means95(values, resamples=200))

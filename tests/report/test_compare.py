@@ -45,7 +45,7 @@ def test_an_eval_json_without_the_kind_of_its_intervals_loads_and_stands_apart(t
     """Which is better is told by intervals: those over queries are not compared with others."""
     protocol = "retrieval cosine lone=skip self-removed"
     old, new = (
-        evaluation_of(row("ssl", 0.5, *ends, column="kNN", metric="map_at_r") | {"protocol": name})
+        evaluation_of(row("ssl", 0.5, *ends, column="kNN", metric="MAP@R") | {"protocol": name})
         for name, ends in ((protocol, (0.4, 0.6)), (f"{protocol} interval=classes", (0.3, 0.7)))
     )
     (tmp_path / "eval.json").write_text(json.dumps(old))
@@ -69,7 +69,7 @@ def test_retrieval_and_verification_have_tables_with_their_better_side():
     rows = [
         row(name, v, v - 0.01, v + 0.01, column=None, metric=metric)
         for name, values in (("ssl", (0.6, 0.9)), ("pixels", (0.4, 0.7)))
-        for metric, v in zip(("map_at_r", "fpr@95tpr"), values, strict=True)
+        for metric, v in zip(("MAP@R", "fpr@95tpr"), values, strict=True)
     ]
     html = task_tables(evaluation_of(*rows))
     titles = ("Retrieval", "Verification")
