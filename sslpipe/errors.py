@@ -14,11 +14,38 @@ _UNPRINTABLE = re.compile(
 )
 
 
+_OPTION = re.compile(
+    r"""
+    (?<![^\s(]) --(?P<no>no-)? (?P<name>[a-z][a-z-]*[a-z]|k|z)
+    (?: = (?P<value> '[^']*' | "[^"]*" | [^\s;,)]*[^\s;,):.] )          # --root=photos
+      | [ ] (?P<placeholder> '[^']*' | [A-Z][A-Z,.]*(?!\w) | \d[\d.]*\b )  # --split NAME, --k 5
+    )?
+    """,
+    re.VERBOSE,
+)
+# options that take no value, but for --no-NAME
+FLAGS = frozenset(
+    {
+        "all_channels",
+        "download",
+        "overwrite",
+        "skip_bad",
+        "skip_missing",
+        "with_preprocessing",
+        "with_projector",
+    }
+)
+
+
 class UserError(ValueError):
-    """A mistake in the input, not in the program; printed in one line, without a stack trace."""
+    """A mistake in the input, not in the program; printed in one line, without a stack trace.
+
+    A message names options as they are typed: `--skip-bad`. In Python it then has the argument.
+    """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(one_line(arg) if isinstance(arg, str) else arg for arg in args))
+        lines = (for_caller(one_line(arg)) if isinstance(arg, str) else arg for arg in args)
+        super().__init__(*lines)
 
 
 class RecipeError(UserError):
@@ -27,6 +54,52 @@ class RecipeError(UserError):
 
 class DataError(UserError):
     """An index, a shard or a source of images is missing, damaged or not what it says."""
+
+
+class _Caller:
+    """Who reads the messages of this process."""
+
+    has_options = False  # a command runs
+
+
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """Leave options in messages as they are typed, while a command runs."""
+    before = _Caller.has_options
+    _Caller.has_options = True
+    try:
+        yield
+    finally:
+        _Caller.has_options = before
+
+
+def for_caller(text: str) -> str:
+    """Return a message with the arguments of a Python call in place of a command's options.
+
+    "give --skip-bad" becomes "give skip_bad=True", and "--split NAME" "split=NAME". While a command
+    runs, and in a command line between backticks, options stay.
+    """
+    if _Caller.has_options:
+        return text
+    parts = text.split("`")
+    parts[::2] = [_OPTION.sub(_as_argument, part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def _as_argument(option: re.Match[str]) -> str:
+    """Return an option, with the value behind it if any, as the argument of a call."""
+    name = option["name"].replace("-", "_")
+    value = option["value"] or ""
+    if value and value[0] not in "'\"" and not value[0].isdigit():
+        value = repr(value)
+    value = value or option["placeholder"] or ""
+    if name == "plugin":
+        return f"sslpipe.load_plugins({value})" if value else "sslpipe.load_plugins"
+    if name == "format":
+        name = "formats"
+    if option["no"] or name in FLAGS:
+        return f"{name}={not option['no']}" + (f" {value}" if value else "")
+    return f"{name}={value}" if value else name
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Arguments of public functions: a wrong name or type is one line before anything is done."""
 
+import ast
 import inspect
 import re
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +14,10 @@ from PIL import Image
 
 import sslpipe
 from sslpipe.arguments import checked
-from sslpipe.errors import UserError
+from sslpipe.cli.app import COMMANDS, load_command
+from sslpipe.errors import FLAGS, UserError, for_caller, naming_options
 from tests.helpers.exports import trained
+from tests.helpers.runs import ROOT
 
 LABELS = np.arange(12) % 3
 PICTURE = Image.new("RGB", (8, 8))
@@ -126,7 +130,8 @@ Y = torch.arange(8) // 2
         (lambda: trained()(torch.zeros(3, 16, 16)), r"\(B, C, S, S\).*float32 \(3, 16, 16\)"),
         (lambda: trained()(["a.jpg"]), r"not a list; backbone.encode\(images\)"),
         (lambda: sslpipe.TwoViews()(Z), r"images\[None\]"),
-        (lambda: sslpipe.TwoViews()([PICTURE]), r"images\[0\] is a Image.*pil_to_tensor"),
+        (lambda: sslpipe.TwoViews()(["a.jpg"]), r"images\[0\] is a str.*PIL images"),
+        (lambda: sslpipe.TwoViews()([np.zeros((8, 8, 3))]), "images are float64.*give uint8"),
     ],
 )
 def test_a_part_in_a_loop_of_ones_own_names_what_does_not_fit(call, words):
@@ -144,5 +149,173 @@ def test_views_take_the_statistics_of_a_backbone_and_show_what_they_were_made_of
         assert 0 <= raw.min() <= raw.max() <= 1
         expected = (raw - view.mean[:, None, None]) / view.std[:, None, None]
         torch.testing.assert_close(normalised, expected, rtol=1e-4, atol=1e-4)
+    arrays = [image.permute(1, 2, 0).numpy() for image in images]
+    pictures = [Image.fromarray(array) for array in arrays]
+    for same in (list(images), arrays, np.stack(arrays), pictures, tuple(pictures)):
+        for ours, expected in zip(plain(same, ids=[0, 1]), plain(images, ids=[0, 1]), strict=True):
+            torch.testing.assert_close(ours, expected, rtol=0, atol=0)
     assert repr(plain) == "TwoViews('simclr', crop_px=8)"
     assert f"crop_px={view.crop_px}" in repr(view)
+
+
+def messages():
+    """Yield (place, text) of the library, but of commands: those that name an option."""
+    for file in sorted((ROOT / "sslpipe").rglob("*.py")):
+        place = file.relative_to(ROOT / "sslpipe").as_posix()
+        if re.search(r"(^|/)(cli/|cli\.py|commands\.py)", place):
+            continue
+        tree = ast.parse(file.read_text())
+        others = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):  # a text comes before its parts
+            if isinstance(node, ast.JoinedStr):
+                others |= {id(part) for part in node.values}
+                parts = (part.value for part in node.values if isinstance(part, ast.Constant))
+                text = "x".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and id(node) not in others:
+                text = node.value
+            if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in others:
+                yield f"{place}:{node.lineno}", str(text)
+
+
+def arguments_of_calls():
+    """Return the arguments of the public functions, and of the methods of public classes."""
+    names = set()
+    for value in [getattr(sslpipe, name) for name in dir(sslpipe)]:
+        for each in [value, *dict(inspect.getmembers(value, inspect.isfunction)).values()]:
+            names |= {*inspect.signature(each).parameters}
+    return names
+
+
+# options of other programs, of commands that print what only a terminal has, and of tars
+WITHOUT_CALL = {"host", "image", "neighbors", "nproc", "site", "standalone"}
+
+
+def test_each_option_in_a_message_is_an_argument_of_a_call():
+    """But between backticks, where a command stands as it is typed."""
+    known = {name.replace("_", "-") for name in arguments_of_calls()} | {"format", "plugin"}
+    named = set()
+    for place, text in messages():
+        outside = " ".join(text.split("`")[::2])
+        for option in re.findall(r"(?<![\w(-])--(?:no-)?([a-z][a-z-]*[a-z])", outside):
+            named.add(option)
+            assert option in known | WITHOUT_CALL, (place, text)
+    assert {"root", "skip-bad", "against", "init", "checkpoint"} <= named
+
+
+def test_options_without_a_value_are_those_of_the_commands():
+    options = set()
+    for name in COMMANDS:
+        command = load_command(name)
+        for each in [command, *getattr(command, "commands", {}).values()]:
+            options |= {opt for p in each.params if getattr(p, "is_flag", False) for opt in p.opts}
+    assert {f"--{name.replace('_', '-')}" for name in FLAGS} <= options
+
+
+@pytest.mark.parametrize(
+    ("typed", "argument"),
+    [
+        ("--root=photos/a is", "root='photos/a' is"),
+        ("--root='a b' is", "root='a b' is"),
+        ("by --checkpoint=step-00000012.", "by checkpoint='step-00000012'."),
+        ("give --split NAME, or --k 5", "give split=NAME, or k=5"),
+        ("mend it, or give --skip-bad", "mend it, or give skip_bad=True"),
+        ("give --no-labels to use all", "give labels=False to use all"),
+        ("leave --init out (--data, --split)", "leave init out (data, split)"),
+        ("add --plugin=mine.py", "add sslpipe.load_plugins('mine.py')"),
+        ("of a--b.png, '--root' and /--x/", "of a--b.png, '--root' and /--x/"),
+        ("`sslpipe embed --split test` and --out", "`sslpipe embed --split test` and out"),
+    ],
+)
+def test_a_message_has_arguments_in_python_and_options_in_the_terminal(typed, argument):
+    assert str(UserError(typed)) == argument == for_caller(typed)
+    with naming_options():
+        assert str(UserError(typed)) == typed
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Folders of images, one of them bad, and a data set of others."""
+    root = tmp_path_factory.mktemp("photos")
+    for name in ("bee/0.png", "bee/1.png", "ant/0.png", "ant/1.png"):
+        (root / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        PICTURE.save(root / "images" / name)
+        (root / "bad" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "bad" / name).write_bytes(b"no image")
+    (root / "list.csv").write_text("path,label\nimages/bee/0.png,bee\nnowhere.png,ant\n")
+    sslpipe.build_dataset(root / "data", root=root / "images")
+    sslpipe.export_backbone(trained(), root / "export")
+    return root
+
+
+# a public call, the command line that does the same, and the argument that the error names
+MISTAKES = [
+    ("build_dataset('x', root='nowhere')", "shards build x --root nowhere", "root"),
+    ("build_dataset('x')", "shards build x", "root"),
+    ("build_dataset('x', root='bad')", "shards build x --root bad", "skip_bad=True"),
+    ("build_dataset('x', 'csv')", "shards build x --source csv", "csv"),
+    ("build_dataset('x', csv='list.csv')", "shards build x --csv list.csv", "csv"),
+    (
+        "build_dataset('x', 'csv', csv='list.csv')",
+        "shards build x --source csv --csv list.csv",
+        "skip_missing=True",
+    ),
+    (
+        "build_dataset('x', 'csv', csv='list.csv', label_column='kind')",
+        "shards build x --source csv --csv list.csv --label-column kind",
+        "labels=False",
+    ),
+    (
+        "build_dataset('x', root='images', unseen_classes=['cow'])",
+        "shards build x --root images --unseen-classes cow",
+        "unseen_classes",
+    ),
+    (
+        "build_dataset('x', root='images', background='no')",
+        "shards build x --root images --background no",
+        "background='no'",
+    ),
+    (
+        "build_dataset('data', root='images', resize_px=4)",
+        "shards build data --root images --resize-px 4",
+        "overwrite=True",
+    ),
+    ("load_index('data').split('tset')", "shards show data --split tset", "split"),
+    (
+        "embed('export', 'data', 'tset')",
+        "embed export --data data --split tset --out x.npz",
+        "split",
+    ),
+    (
+        "load_backbone('export', checkpoint='best')",
+        "embed export --data data --split train --out x.npz --checkpoint best",
+        "checkpoint='best'",
+    ),
+    ("export_backbone('export', 'data')", "export export --out data", "overwrite=True"),
+    (
+        "export_backbone('export', 'x', ['onnx-int8'])",
+        "export export --out x --format onnx-int8",
+        "(data, split)",
+    ),
+    (
+        "suite('export', 'data', 'train')",
+        "evaluate suite export --data data --split train",
+        "split",
+    ),
+    ("load_plugins('no_such_module')", "--plugin no_such_module shards stats data", "load_plugins"),
+]
+
+
+@pytest.mark.parametrize(("python", "words", "argument"), MISTAKES, ids=str)
+def test_a_mistake_names_the_argument_of_who_made_it(
+    photos, monkeypatch, call, python, words, argument
+):
+    monkeypatch.chdir(photos)
+    with pytest.raises(UserError) as refused:
+        eval(f"sslpipe.{python}")
+    outside = " ".join(str(refused.value).split("`")[::2])
+    assert argument in outside
+    assert "--" not in outside
+    option = re.sub(r"^.*?(\w+)(=.*)?$", r"\1", argument.strip("()").split(",")[0])
+    option = {"labels": "no-labels", "load_plugins": "plugin"}.get(option, option)
+    _, printed = call(*shlex.split(words), status=2)
+    assert f"--{option.replace('_', '-')}" in printed

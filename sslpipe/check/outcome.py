@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sslpipe.data.index import PATH_COLUMN, DatasetIndex
+from sslpipe.errors import for_caller
 from sslpipe.planning.memory import Memory, gib
-from sslpipe.recipe.identity import leaves
-from sslpipe.recipe.sections import RunRecipe
+from sslpipe.recipe.sections import RunRecipe, leaves
 
 MOST_NAMED = 6  # columns of a warning
 Rows = list[tuple[str, str]]
@@ -139,7 +139,7 @@ def straddle_warning(index: DatasetIndex, split_name: str) -> str | None:
     if not rows:
         return None
     more = f" and {len(rows) - MOST_NAMED} more" if len(rows) > MOST_NAMED else ""
-    return (
+    return for_caller(
         f"groups straddle splits: {', '.join(rows[:MOST_NAMED])}{more} are in {split_name}, too; "
         "where a column names what must not be shared, such as a patient, build with --split-by"
     )

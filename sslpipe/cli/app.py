@@ -12,7 +12,7 @@ import typer
 from sslpipe.cli.next_step import DAY, add_next
 from sslpipe.cli.options import option
 from sslpipe.cli.terminal import LazyGroup, new_app, say
-from sslpipe.errors import UserError, shown
+from sslpipe.errors import UserError, naming_options, shown
 from sslpipe.portable import explain_file_error, explain_lack_of_memory, file_error
 from sslpipe.run.console import GONE, lasting_streams
 from sslpipe.satellites import gather
@@ -119,7 +119,8 @@ def run(*words: str) -> None:
     longer read does its work all the same.
     """
     with lasting_streams() as streams:
-        status = _run([*words, *sys.argv[1:]])
+        with naming_options():
+            status = _run([*words, *sys.argv[1:]])
         for stream in streams:
             stream.flush()
         lost = streams[0].error if streams else None  # of standard output

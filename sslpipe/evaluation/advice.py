@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from sslpipe.errors import for_caller
 from sslpipe.evaluation.difference import excludes_zero
 from sslpipe.evaluation.verdict import (
     BASELINES,
@@ -134,7 +135,7 @@ def _next_alone(evaluation: Mapping[str, Any]) -> str:
         return _FINISH
     if evaluation.get("incomplete"):
         return "run the same command again, for the rest"
-    return "compare with weights that you could use instead, by --against SOURCE"
+    return for_caller("compare with weights that you could use instead, by --against SOURCE")
 
 
 def _next(evaluation: Mapping[str, Any], found: Alternative) -> str:

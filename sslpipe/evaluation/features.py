@@ -167,7 +167,7 @@ def check_one_split(train: dict[str, Any], test: dict[str, Any]) -> None:
     if not any(None in source for source in sources) and sources[0] != sources[1]:
         first, second = (f"split {split!r} of {data}" for data, split in sources)
         raise DataError(
-            f"--exclude-same-id is for two files of one split, and these are of {first} and "
+            f"`--exclude-same-id` is for two files of one split, and these are of {first} and "
             f"{second}, whose equal ids are different samples; leave it out"
         )
 

@@ -145,7 +145,7 @@ def check_split(split: str) -> None:
     """Raise UserError for the split that the suite learns from: every sample would find itself."""
     if split == "train":
         raise UserError(
-            "--split train: every sample would find itself, the suite learns from train; name "
+            "--split=train: every sample would find itself, the suite learns from train; name "
             "another split"
         )
 

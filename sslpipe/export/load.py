@@ -59,7 +59,8 @@ def load_backbone(
             A+B several side by side. Or a network in memory, whose weights are copied.
         architecture: Of a network in memory: "torchvision/resnet50", "timm/NAME"; a timm network
             knows its own.
-        checkpoint: Of a run directory, as in `load_run`.
+        checkpoint: Of a run directory: "step-00000012", "best" or "last". None: the best of a run
+            whose start was a candidate (run.keep = "best"), else the newest.
         component: A recipe's [backbone], which weights of another program must fit; None: theirs.
         crop_px: Side of the images that weights of another program will see; None: as in training.
             An export and a run have their own.
@@ -70,7 +71,8 @@ def load_backbone(
     Raises:
         ExportError: An export is damaged, or not what its SHA256SUMS says.
         WeightsError: Weights of another program cannot be read, or do not fit the whole backbone.
-        UserError: See `load_run`.
+        UserError: There is no run or checkpoint, or a file is damaged: an older checkpoint is taken
+            only where it is named.
     """
     if isinstance(source, FrozenBackbone):
         return _as_trained(source)
@@ -89,7 +91,7 @@ def load_backbone(
         parsed = replace(fetch(parsed), px=parsed.px)
     is_run = parsed.scheme == "sslpipe" and (parsed.path / "recipe.json").exists()
     if checkpoint is not None and not is_run:
-        raise UserError(f"--checkpoint {checkpoint} is for a run directory; {source} is not one")
+        raise UserError(f"--checkpoint={checkpoint} is for a run directory; {source} is not one")
     if parsed.scheme == "join":
         model = join([load_backbone(part.text) for part in parsed.parts], parsed.text)
     elif parsed.scheme == "sslpipe":
@@ -191,12 +193,10 @@ def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
 
     Args:
         run_dir: Its folder.
-        checkpoint: "step-00000012", "best" or "last"; `Config.facts` names it. None: the best of a
-            run whose start was a candidate (run.keep = "best"), else the newest.
+        checkpoint: As in `load_backbone`; `Config.facts` names it.
 
     Raises:
-        UserError: There is no run or checkpoint, or a file is damaged: an older checkpoint is taken
-            only where it is named.
+        UserError: As in `load_backbone`.
     """
     # what the run wrote down; what the checkpoint says of it counts
     folder, is_named, reason = choose_checkpoint(run_dir, checkpoint)

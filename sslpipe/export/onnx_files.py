@@ -216,7 +216,7 @@ class Int8:
         if not agreed.first >= self._least:
             raise ExportError(
                 f"format {INT8}: {agreed}; {self._least:.1%} are wanted, and nothing was written; "
-                f"--least-equal {agreed.first:.3f} would accept it"
+                f"--least-equal={agreed.first:.3f} would accept it"
             )
         _state(graph, agreement=json.dumps(asdict(agreed)))
         return save_onnx(graph, path), agreed
@@ -267,7 +267,7 @@ def check_front(files: Iterable[str], view: EvalView, image_type: ImageType) -> 
     """Raise ExportError where formats have no ONNX file, or a file cannot make this view."""
     kind = "of several networks" if isinstance(view, JoinedView) else f"of {view.crops} crops"
     if not any(name.startswith("onnx") for name in files):
-        why = "preprocessing fits into ONNX files only; add a format (--format onnx), or"
+        why = "preprocessing fits into ONNX files only; add a format (--format=onnx), or"
     elif not image_type.is_rgb8:
         why = f"an ONNX file with preprocessing takes 8-bit RGB, and not {image_type};"
     elif kind != "of center crops":

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save
 
 from sslpipe.arguments import checked
-from sslpipe.errors import UserError, as_path
+from sslpipe.errors import UserError, as_path, for_caller
 from sslpipe.evaluation.flatten import choose_power
 from sslpipe.evaluation.vectors import Vectors, open_features
 from sslpipe.evaluation.whiten import Whitening, beside_whitening, fit_whitening
@@ -71,12 +71,12 @@ def whiten(
             if file.exists():
                 raise UserError(
                     f"{file} may hold the flattening that {export} has; whiten a folder of "
-                    "--format safetensors alone, and export the other formats from it"
+                    "--format=safetensors alone, and export the other formats from it"
                 )
     rows, metadata, _ = open_features(train)
     named = str(train) if isinstance(train, str | Path) else "train"
     width = rows.features.shape[1]
-    if isinstance(train, str | Path):
+    if metadata or isinstance(train, str | Path):
         if metadata.get("backbone_sha256") != backbone.config.weights_sha256:
             raise UserError(f"{named} is of another backbone; embed the train split with {export}")
         if "whitening_sha256" in metadata:
@@ -96,7 +96,8 @@ def whiten(
     kept = dims or width
     if power is None:
         power, why, helps = choose_power(rows, dims=kept)
-        say(why if helps else f"{why}; flattening does not help here: --power 0 keeps distances")
+        unhelpful = for_caller("flattening does not help here: --power=0 keeps distances")
+        say(why if helps else f"{why}; {unhelpful}")
     fitted = fit_whitening(rows, dims=kept, power=power, say=say)
     view: dict[str, Any] = {k: metadata[k] for k in ("view", "image") if k in metadata}
     card = export / "README.md"

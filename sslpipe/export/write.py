@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.arguments import checked
-from sslpipe.data.index import Split
+from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.errors import ExportError, as_path, did_you_mean
 from sslpipe.export.folder import sha256_sums
 from sslpipe.export.formats import FORMATS, usage_lines
@@ -56,26 +56,53 @@ def export_backbone(
     out: str | Path,
     formats: Sequence[str] = ("safetensors",),
     *,
+    with_preprocessing: bool = False,
+    data: DatasetIndex | str | Path | None = None,
+    split: str = "test",
+    least_equal: float = LEAST_EQUAL,
     checkpoint: str | None = None,
     overwrite: bool = False,
 ) -> dict[str, Path]:
-    """Write a backbone into a folder: one that is loaded, or of a run's checkpoint.
+    """Write a backbone into a folder, each format proved equal, as `sslpipe export` does.
+
+    >>> sslpipe.export_backbone("runs/photos", "out/backbone", ["safetensors", "onnx"])
 
     Args:
         source: What `load_backbone` returns, or takes; of a run its newest checkpoint, or a named
             one.
-        out: As in `export_model`, which also says what is returned.
-        formats: As there.
-        checkpoint: Of a run, as in `load_run`.
-        overwrite: As in `export_model`.
+        out: The folder to write.
+        formats: "safetensors", "torchvision", "timm", "onnx", "pt2", "hf", "onnx-int8"; or "all":
+            each that can hold this backbone, but onnx-int8.
+        with_preprocessing: Beside each ONNX file, write one that takes uint8 pixels of any size.
+        data: For onnx-int8: the data set of the images that calibrate and verify it.
+        split: Its split, which training has not seen.
+        least_equal: Share of these images whose nearest image must be the same as in float32.
+        checkpoint: Of a run: "best" or "step-00000012"; None: see `load_backbone`.
+        overwrite: Replace a folder that is there.
+
+    Returns:
+        Each format, and where it lies.
 
     Raises:
-        ExportError: See `export_model`.
-        UserError: See `load_run`.
+        ExportError: A format is unknown or not possible, the folder exists, or features differ;
+            nothing is left behind then.
+        UserError: The weights or the data set cannot be had.
     """
     out = as_path(out, "out")
+    images = None
+    if data is not None:
+        index = load_index(data)
+        images = (index.split(split), index.manifest.name)
     model = load_backbone(source, checkpoint=checkpoint)
-    return export_model(model, out, formats, overwrite=overwrite)
+    return export_model(
+        model,
+        out,
+        formats,
+        overwrite=overwrite,
+        preprocessing=with_preprocessing,
+        images=images,
+        least_equal=least_equal,
+    )
 
 
 def export_model(

@@ -133,7 +133,7 @@ def _what_to_give(field: FieldInfo | None, key: str) -> str:
         key += ".kind" if _has_kind(field) else ""
         usual = f"the usual one: {key}={json.dumps(field.examples[0])}"
         public = re.sub(r"\.\d+\b", "", key)
-        return f"{text}; {usual}; all of them: sslpipe check --explain {public}"
+        return f"{text}; {usual}; all of them: `sslpipe check --explain {public}`"
     if section is None:
         return f"{text} ({written_type(field)})"
     fields = section.model_fields.items()

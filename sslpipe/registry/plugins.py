@@ -40,14 +40,14 @@ def load_module(name: str) -> ModuleType:
                 sys.path.append(os.getcwd())
             module = importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a plug-in may fail in any way
-        text = f"--plugin {name} cannot be imported: {describe_error(error)}"
+        text = f"--plugin={name} cannot be imported: {describe_error(error)}"
         frames = traceback.extract_tb(error.__traceback__)
         of_plugin = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
         if of_plugin:  # it came so far; the text of a SyntaxError has file and line
             text += f" ({of_plugin[-1].filename}, line {of_plugin[-1].lineno})"
         raise UserError(text) from error
     if module.__file__ is None:
-        raise UserError(f"--plugin {name} has no source file; name one of its modules that has")
+        raise UserError(f"--plugin={name} has no source file; name one of its modules that has")
     _versions[module.__name__] = f"sha256:{sha256_of(Path(module.__file__))}"
     return module
 
@@ -146,11 +146,8 @@ def _forgotten() -> list[str]:
 def plugin_hint() -> str:
     """Return where an unknown name may come from; "" with `--plugin`."""
     if forgotten := _forgotten():
-        flags = " ".join(f"--plugin {shlex.quote(name)}" for name in forgotten)
-        return (
-            f"; the run was made with parts of your own: add {flags} (in Python, first: "
-            f"sslpipe.load_plugins({', '.join(map(repr, forgotten))}))"
-        )
+        flags = " ".join(f"--plugin={shlex.quote(name)}" for name in forgotten)
+        return f"; the run was made with parts of your own: add {flags}"
     return "" if requested() else "; is it a part of your own? name its module with --plugin"
 
 

@@ -80,4 +80,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").rstrip() + "\n\n"
     except OSError as error:
-        raise UserError(f"--site {path}: {error.strerror}") from error
+        raise UserError(f"--site={path}: {error.strerror}") from error

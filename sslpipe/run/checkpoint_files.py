@@ -117,7 +117,7 @@ def latest(run_dir: Path) -> Path:
     else:
         return folder / names[-1]
     older = _whole(folder, names)
-    other = f", or take an older one by --checkpoint {older[-1]}" if older else ""
+    other = f", or take an older one by --checkpoint={older[-1]}" if older else ""
     raise CheckpointError(
         f"{folder}: the {reason}; resume the run with its own `sslpipe train` command, restore a "
         f"copy{other}"

@@ -163,7 +163,7 @@ def _advice(first: Ranked, best: Ranked, plain: Ranked, others: str, few: int | 
         return f"{advice}."
     return (
         f"{advice}. Only {few} labelled images chose: of fewer than {FEW_LABELLED} one network at "
-        "two sizes side by side, power 0.25, has been the better guess (--px twice)."
+        "two sizes side by side, power 0.25, has been the better guess."
     )
 
 

@@ -51,7 +51,7 @@ def parse_channels(text: str | None) -> tuple[str, ...] | None:
         ImageType(channels=names, dtype="float32", low=(0.0,) * len(names), high=ones)
     except ValidationError as error:
         said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise DataError(f"--channels {text!r}: {said}; write names, as in red,green,nir") from None
+        raise DataError(f"--channels={text!r}: {said}; write names, as in red,green,nir") from None
     return names
 
 
@@ -65,7 +65,7 @@ def parse_range(text: str | None) -> tuple[float, float] | None:
         low = 0.0
         high = 0.0
     if not -3e38 <= low < high <= 3e38:
-        raise DataError(f"--range {text!r} is no LOW,HIGH, such as 0,4095")
+        raise DataError(f"--range={text!r} is no LOW,HIGH, such as 0,4095")
     return low, high
 
 

@@ -139,7 +139,7 @@ def write_shards(
     """
     _check_source(source, options)
     if split_by and not test_fraction:
-        raise DataError(f"--split-by {split_by} needs --test-fraction, the share that is cut")
+        raise DataError(f"--split-by={split_by} needs --test-fraction, the share that is cut")
 
     # every image of the source, its label, its split
     read = SOURCES[source] if isinstance(source, str) else source
@@ -213,14 +213,14 @@ def _check_source(source: str | SourceReader, options: SourceOptions) -> None:
     if source not in SOURCES:
         known = SOURCES.names()
         raise DataError(
-            f"--source {source!r} is unknown{did_you_mean(source, known)}; known: "
-            f"{', '.join(known)}; tars are used as they are by sslpipe shards index"
+            f"--source={source!r} is unknown{did_you_mean(source, known)}; known: "
+            f"{', '.join(known)}; tars are used as they are by `sslpipe shards index`"
         )
     for option, owners in OPTIONS.items():
         if getattr(options, option) and source not in owners:
+            needed = " or ".join(owners)
             raise DataError(
-                f"--{option.replace('_', '-')} needs --source {' or '.join(owners)}; here "
-                f"--source is {source}"
+                f"--{option.replace('_', '-')} is for the source {needed}; here --source is {source}"
             )
 
 

@@ -44,10 +44,10 @@ _UNREAD = {
     "take frames, ffmpeg -i FILE -vf fps=1 FRAMES/FILE-%d.jpg, which docs/pairs.md pairs": (
         *(".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv", ".3gp"),
     ),
-    "sslpipe shards build OUT --source parquet --root {root} reads them": (".parquet", ".arrow"),
-    "sslpipe shards index {root} reads them": (".tar",),
+    "`sslpipe shards build OUT --source parquet --root {root}` reads them": (".parquet", ".arrow"),
+    "`sslpipe shards index {root}` reads them": (".tar",),
     "unpack them": (".zip", ".rar", ".7z", ".gz", ".tgz", ".bz2", ".xz", ".zst"),
-    "sslpipe sensors build reads them": SENSOR_SUFFIXES,
+    "`sslpipe sensors build` reads them": SENSOR_SUFFIXES,
 }
 _IMAGES = ("a GIF", "a TIFF", "an AVIF", "a HEIC", "a JPEG XL")  # of `other_kind`
 MOST_OPENED = 100  # files of a kind
@@ -302,7 +302,7 @@ def _classes(root: Path, splits: Splits, own: Sequence[Path]) -> list[str | None
 def _no_images(folder: Path, suffixes: tuple[str, ...]) -> DataError:
     more = ""
     if suffixes == SUFFIXES:
-        more = "; DICOM, NIfTI, arrays and other TIFFs: sslpipe sensors build"
+        more = "; DICOM, NIfTI, arrays and other TIFFs: `sslpipe sensors build`"
     return DataError(
         f"{folder} has no images ({' '.join(sorted(suffixes))}); for a "
         f"table, parquet or idx files see --source{more}"

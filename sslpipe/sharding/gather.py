@@ -187,7 +187,7 @@ def columns_of_images(images: Mapping[str, Images], options: SourceOptions) -> d
     for name in options.fields:
         if name not in known:
             raise DataError(
-                f"--columns {name!r}: the source has no such column{did_you_mean(name, known)}; "
+                f"--columns={name!r}: the source has no such column{did_you_mean(name, known)}; "
                 f"it has: {', '.join(known) or 'none'}"
             )
     matched = {key: match_names(own.names, options.name_pattern) for key, own in images.items()}
@@ -237,7 +237,7 @@ def columns_of_tars(
     for field in fields:
         if required and field not in seen:
             raise DataError(
-                f"--columns {field!r}: no sample has it{did_you_mean(field, seen)}; in their "
+                f"--columns={field!r}: no sample has it{did_you_mean(field, seen)}; in their "
                 f"JSON is: {', '.join(sorted(seen)[:20]) or 'nothing'}"
             )
     columns = list[tuple[ColumnSpec, Origin, Any]]()
@@ -260,7 +260,7 @@ def match_names(
     failed = [name for name, match in zip(names, matches, strict=True) if match is None]
     if failed:
         raise DataError(
-            f"--name-pattern {pattern.pattern!r} does not match {len(failed):,} of {len(names):,} "
+            f"--name-pattern={pattern.pattern!r} does not match {len(failed):,} of {len(names):,} "
             f"names, such as {failed[0]!r}; a pattern matches the whole name, and |.* at its end "
             "lets others pass without values"
         )
@@ -272,10 +272,10 @@ def parse_pattern(text: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(text, re.DOTALL)
     except re.error as error:
-        raise DataError(f"--name-pattern {text!r} is no regular expression: {error}") from error
+        raise DataError(f"--name-pattern={text!r} is no regular expression: {error}") from error
     if not pattern.groupindex:
         raise DataError(
-            f"--name-pattern {text!r} names no column; a group with a name is one: (?P<theme>[^/]+)"
+            f"--name-pattern={text!r} names no column; a group with a name is one: (?P<theme>[^/]+)"
         )
     for name in pattern.groupindex:
         check_name(name)

@@ -81,7 +81,7 @@ def _join_columns(manifests: Mapping[Path, Manifest]) -> tuple[ColumnSpec, ...]:
             if spec.kind != entry.kind:
                 raise DataError(
                     f"column {name!r} is {entry.kind} in {folder}, and {spec.kind} in others; give "
-                    f"--columns {name}:text"
+                    f"--columns={name}:text"
                 )
     return tuple(specs.values())
 

@@ -38,7 +38,7 @@ def read_torchvision(options: SourceOptions) -> dict[str, Images]:
     known = torchvision.datasets.__all__
     if options.name not in known:
         hint = did_you_mean(options.name or "", known)
-        raise DataError(f"--name {options.name!r} is not a dataset of torchvision{hint}")
+        raise DataError(f"--name={options.name!r} is not a dataset of torchvision{hint}")
     constructor = getattr(torchvision.datasets, str(options.name))
     takes = inspect.signature(constructor).parameters
     if not {"train", "split"} & set(takes):

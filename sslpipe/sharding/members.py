@@ -73,12 +73,12 @@ def remarks_on(raw: bytes, *, on_background: bool) -> list[str]:
         if deep:
             remarks.append(
                 "16-bit values, of which the upper 8 bits are used (a smaller range looks almost "
-                "black: scale it to 0 to 65,535 first, or keep all bits with sslpipe sensors "
-                "build)"
+                "black: scale it to 0 to 65,535 first, or keep all bits with `sslpipe sensors "
+                "build`)"
             )
         if isinstance(image, TiffImageFile) and image.n_frames > 1:
             remarks.append(
-                "several pages, of which the first is used (sslpipe sensors build --pages reads "
+                "several pages, of which the first is used (`sslpipe sensors build --pages` reads "
                 "all)"
             )
         elif image_kind(raw) != "jpg" and getattr(image, "is_animated", False):
@@ -88,7 +88,7 @@ def remarks_on(raw: bytes, *, on_background: bool) -> list[str]:
             if alpha.tobytes().strip(b"\xff"):
                 remarks.append(
                     "transparent parts, which show what is stored under them, mostly black (build "
-                    "with --background white --overwrite to put them on white)"
+                    "with --background=white --overwrite to put them on white)"
                 )
     except Exception:  # decoders mend damage that headers of the same bytes show
         return []
@@ -149,7 +149,7 @@ def _open_other(raw: bytes) -> NDArray[np.uint8]:
         if image.mode in ("I", "F"):
             raise BadSample(
                 "32-bit values have no known range; scale them to 8 bits (0 to 255) or to 16-bit "
-                "PNG (0 to 65,535), or keep them with sslpipe sensors build"
+                "PNG (0 to 65,535), or keep them with `sslpipe sensors build`"
             )
         if image.mode == "P":
             image = image.convert("RGBA")  # straight to RGB warns about transparency
@@ -177,7 +177,7 @@ def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
         image = Image.open(io.BytesIO(without_text(raw)), formats=formats)
     except UnidentifiedImageError:  # its text is the address of the bytes
         said = looks_like(raw)
-        more = "; sslpipe sensors build reads other TIFFs" * (raw[:2] in (b"II", b"MM"))
+        more = "; `sslpipe sensors build` reads other TIFFs" * (raw[:2] in (b"II", b"MM"))
         if said.endswith("HEIC") and not READS_HEIC:
             more = "; pip install pillow-heif reads it"
         raise BadSample(f"not a readable image: {said}{more}") from None

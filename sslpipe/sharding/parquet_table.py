@@ -51,7 +51,7 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     if options.root is None:
         raise DataError(
             "this source needs --root DIR, a folder of .parquet or .arrow files; of a data set of "
-            "the hub: hf download USER/NAME --repo-type dataset --local-dir DIR"
+            "the hub: `hf download USER/NAME --repo-type dataset --local-dir DIR`"
         )
     if options.root.is_file():
         root = options.root.parent
@@ -78,7 +78,7 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
         try:
             tables[split] = a_row_an_image(table, columns, column)
         except pa.ArrowException as error:
-            raise DataError(f"--image-column {column!r}: {first_line(error)}") from error
+            raise DataError(f"--image-column={column!r}: {first_line(error)}") from error
     # texts are numbered by those of all splits, also of the ones that are not read
     labels: dict[str, Labels | None] = dict.fromkeys(groups)
     if label_column is not None:

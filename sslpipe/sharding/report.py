@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from sslpipe.data.index import DatasetIndex, load_index
-from sslpipe.errors import DataError, counted, one_line, shown
+from sslpipe.errors import DataError, counted, for_caller, one_line, shown
 from sslpipe.portable import write_atomically
 from sslpipe.sharding.split_names import names_like_splits
 
@@ -103,8 +103,8 @@ class Report(BaseModel):
             lines.append(line)
         lines += [f"skipped: {line}" for line in group_lines(self.left_out)]
         of = f" of {self.looked_at:,}" if self.looked_at else ""
-        lines += [f"images: {line}" for line in group_lines(self.images, of)]
-        lines += [f"look at this: {doubt}" for doubt in self.doubts]
+        lines += [f"images: {for_caller(line)}" for line in group_lines(self.images, of)]
+        lines += [f"look at this: {for_caller(doubt)}" for doubt in self.doubts]
         if len(lines) > MOST_LINES:
             more = len(lines) - MOST_LINES
             lines = [*lines[:MOST_LINES], f"... and {more:,} lines more in {FILE}"]

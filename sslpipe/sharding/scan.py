@@ -176,7 +176,7 @@ def unread(left_out: Sequence[Group], path: Path) -> list[str]:
     return [
         f"images in formats that training does not read: {listed}; "
         + "pip install pillow-heif, then " * is_lacking
-        + f"sslpipe shards build OUT --source tars --root {path.parent} stores them as PNG"
+        + f"`sslpipe shards build OUT --source tars --root {path.parent}` stores them as PNG"
     ]
 
 
@@ -352,7 +352,8 @@ def _to_sample(
         if not re.fullmatch(rb"\s*(-1|\d{1,18})\s*", raw):
             raise DataError(
                 f"{path}: {classes.name} holds {raw!r}, not an integer >= 0 (-1: no label); of "
-                f"names make classes by sslpipe shards build OUT --source tars --root {path.parent}"
+                "names make classes by `sslpipe shards build OUT --source tars --root "
+                f"{path.parent}`"
             )
         label = int(raw)
     json = _belonging(members, image, "json")

@@ -112,11 +112,11 @@ class SourceOptions:
 
 
 # what --root may be instead of a folder
-_LIST = "for a list or table give --source csv --csv {file}"
+_LIST = "for a list or table give --source=csv --csv={file}"
 _OF_FILES = {
     **dict.fromkeys((".csv", ".tsv", ".txt", ".lst"), _LIST),
-    **dict.fromkeys((".parquet", ".arrow"), "give --source parquet --root {file}"),
-    ".tar": "give the folder of webdataset tars to sslpipe shards index, or unpack it",
+    **dict.fromkeys((".parquet", ".arrow"), "give --source=parquet --root={file}"),
+    ".tar": "give the folder of webdataset tars to `sslpipe shards index`, or unpack it",
     **dict.fromkeys((".zip", ".tgz", ".gz", ".7z", ".rar"), "unpack it, and give that folder"),
 }
 _UPPER = tuple(suffix.upper() for suffix in SUFFIXES)
@@ -348,7 +348,7 @@ def _where_instead(path: Path, root: Path) -> str:
     if len(parts) <= len(elsewhere.parts):
         base = elsewhere.parents[len(parts) - 1]
         if listed_file(base.joinpath(*parts)) == elsewhere:
-            return f"; {elsewhere} is there: give --root {base}"
+            return f"; {elsewhere} is there: give --root={base}"
     return f"; {elsewhere} is there: write the paths of the list relative to --root"
 
 
@@ -376,7 +376,7 @@ def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
         suffix = options.root.suffix.lower()
         remedy = _OF_FILES.get(suffix, "") if options.root.is_file() else ""
         raise DataError(
-            f"--root {options.root} is not a folder; "
+            f"--root={options.root} is not a folder; "
             + remedy.format(file=options.root)
             + "give the one that holds the images; for a table, parquet or idx files see --source"
             * (not remedy)

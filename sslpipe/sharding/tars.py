@@ -126,13 +126,13 @@ def _check_known(root: Path, tars: dict[str, list[_Tar]], options: SourceOptions
     is_asked = options.labels and column != LABEL_COLUMN
     if is_asked and all(label is None for tar in every for label in tar.labels):
         raise DataError(
-            f"--label-column {column!r}: no sample has a member KEY.{column} or this key"
+            f"--label-column={column!r}: no sample has a member KEY.{column} or this key"
             f"{did_you_mean(column or '', keys)}; {there}; or give --no-labels"
         )
     for name in options.fields:
         if name not in keys:
             raise DataError(
-                f"--columns {name!r}: no sample has it{did_you_mean(name, keys)}; {there}"
+                f"--columns={name!r}: no sample has it{did_you_mean(name, keys)}; {there}"
             )
 
 

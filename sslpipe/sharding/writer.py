@@ -127,7 +127,7 @@ def cut_test(
     if list(splits) != ["train"]:
         raise DataError(
             f"--test-fraction cuts from a source with one split, train; here: {', '.join(splits)}"
-            + "; leave it away, or cut train alone with --split train" * ("train" in splits)
+            + "; leave it away, or cut train alone with --split=train" * ("train" in splits)
         )
     train = splits["train"]
     images = train.images
@@ -152,7 +152,7 @@ def cut_test(
         elif count < 2:
             remedy = "add images"
         raise DataError(
-            f"--test-fraction {fraction} of {count} images leaves a split empty; {remedy}"
+            f"--test-fraction={fraction} of {count} images leaves a split empty; {remedy}"
         )
     return {
         name: train._replace(numbers=np.nonzero(chosen)[0])

@@ -14,6 +14,7 @@ import torch
 import torchvision.transforms.v2.functional as tv
 from PIL import Image
 
+import sslpipe
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
@@ -34,9 +35,13 @@ pytestmark = pytest.mark.usefixtures("proved_here")
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    index = load_index(str(write_dataset(tmp_path_factory.mktemp("data"), (40, 40), px=32)))
-    return index.split("train"), "tiny"
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), (40, 40), px=32)
+
+
+@pytest.fixture(scope="module")
+def images(data):
+    return load_index(data).split("train"), "tiny"
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +145,18 @@ def test_int8_weights_have_seven_bits_and_a_scale_each_channel(lowered):
     assert all(len(dims) == 1 and dims[0] > 1 for dims in scales)
 
 
-def test_the_same_model_and_images_give_the_same_bytes(tmp_path, lowered, images):
+def test_the_same_model_and_images_give_the_same_bytes(tmp_path, lowered, data):
     model, out, _, _ = lowered
-    export_model(model, tmp_path / "again", [INT8], images=images, least_equal=0)
+    written = sslpipe.export_backbone(
+        model,
+        tmp_path / "again",
+        [INT8],
+        with_preprocessing=True,
+        data=data,
+        split="train",
+        least_equal=0,
+    )
+    assert written[f"{INT8}-pixels"].name == "model.int8.pixels.onnx"
     raw = (out / "model.int8.onnx").read_bytes()
     assert raw == (tmp_path / "again" / "model.int8.onnx").read_bytes()
     assert str(tmp_path).encode() not in raw
@@ -160,7 +174,7 @@ def test_a_format_that_finds_others_is_refused_and_leaves_no_file(tmp_path, imag
             return graph
 
     monkeypatch.setattr("sslpipe.export.write.Int8", Coarse)
-    with pytest.raises(ExportError, match=r"onnx-int8: nearest .*95.0% are wanted.*--least-equal"):
+    with pytest.raises(ExportError, match=r"onnx-int8: nearest .*95.0% are wanted.*least_equal=0"):
         export_model(trained(widths=[8, 16]), tmp_path / "out", ["onnx-int8"], images=images)
     assert tree(tmp_path) == []
 
@@ -168,7 +182,7 @@ def test_a_format_that_finds_others_is_refused_and_leaves_no_file(tmp_path, imag
 def test_mistakes_are_named(tmp_path, images, monkeypatch):
     model = trained(widths=[4])
     out = tmp_path / "out"
-    with pytest.raises(ExportError, match=r"onnx-int8 is proved with images.*--data, --split"):
+    with pytest.raises(ExportError, match=r"onnx-int8 is proved with images.*\(data, split\)"):
         export_model(model, out, ["safetensors", "onnx-int8"])
     few = load_index(str(write_dataset(tmp_path / "few", (3,)))).split("train")
     with pytest.raises(ExportError, match=r"split 'train' of few has 3 images.* 50 or more"):
