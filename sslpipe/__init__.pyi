@@ -28,7 +28,13 @@ from .losses import SupConLoss as SupConLoss
 from .recipe.reading import load_recipe as load_recipe
 from .registry.plugins import load_plugins as load_plugins
 from .report.suite import suite as suite
+from .run.status import list_runs as list_runs
+from .run.status import status as status
 from .sharding.dataset import build_dataset as build_dataset
+from .sharding.dataset import describe_dataset as describe_dataset
+from .sharding.dataset import index_tars as index_tars
+from .sharding.dataset import show_samples as show_samples
+from .sharding.dataset import verify_dataset as verify_dataset
 
 __version__: str
 

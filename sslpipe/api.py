@@ -20,8 +20,9 @@ from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import pick_device
 from sslpipe.errors import UserError, as_path, check_count
-from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed import Embeddings, SplitEmbeddings, features_file, load_embeddings
 from sslpipe.evaluation.embed import embed as embed_split
+from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.model import Picture
 from sslpipe.export.named import open_init
@@ -29,7 +30,7 @@ from sslpipe.kinds import kind_of
 from sslpipe.plan import Pretraining
 from sslpipe.portable import write_atomically
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.recipe.reading import load_recipe
+from sslpipe.recipe.reading import Overrides, load_recipe
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.checkpoint_files import damage_of, newest, read_state
@@ -57,7 +58,7 @@ def train(
     *,
     init: nn.Module | str | Path | None = None,
     checkpoint: str | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
 ) -> int:
     """Pretrain or, with a recipe that has a [sampler], fine-tune; or resume this run directory.
 
@@ -69,7 +70,7 @@ def train(
         init: The weights that the backbone starts from: what `load_backbone` takes, or returns. A
             run that has begun keeps them, and needs none.
         checkpoint: Of a run that `init` names, "step-00000012": this one instead of its newest.
-        overrides: `section.key=value`, where `recipe` is a path.
+        overrides: As in `load_recipe`, where `recipe` is a path: {"steps": 2000}.
 
     Returns:
         The last step done: fewer than the recipe's where a stop was requested.
@@ -105,6 +106,7 @@ def embed(
     data: DatasetIndex | str | Path | Images,
     split: str | None = None,
     *,
+    out: str | Path | None = None,
     device: str = "auto",
     batch_size: int = 256,
     num_workers: int = 2,
@@ -121,6 +123,8 @@ def embed(
         data: The data set's index, or the path or URL of its dataset.json. Or images, as `encode`
             of a backbone takes them: a list of paths, PIL images or arrays, an array or a tensor.
         split: Its name; None: "test". Images have none.
+        out: Also write them into this file, .safetensors or .npz, for `ImageSearch`, a report or
+            later; after a stop the same call resumes. Of a split.
         device: Where to compute: "auto", "cpu", "cuda" or "mps".
         batch_size: Samples of a split at a time.
         num_workers: Threads that decode the samples of a split.
@@ -128,7 +132,7 @@ def embed(
     Returns:
         features (N, F) float32 on the CPU, flattened where the export is; labels (N,), -1 for
         none; ids (N,) in the split, or places in the list. What cannot be decoded has no row, and
-        is warned of.
+        is warned of. Of a split they know its name, for calls that take features with `data`.
 
     Raises:
         UserError: The model, the data set or the device cannot be had, or they do not fit.
@@ -137,8 +141,11 @@ def embed(
     check_count(batch_size, "batch_size")
     check_count(num_workers, "num_workers", least=0)
     if isinstance(data, list | tuple | np.ndarray | Tensor | bytes | Image.Image):
-        if split is not None:
-            raise UserError(f"split = {split!r} is of a data set, and these are images; omit it")
+        for argument, value in (("split", split), ("out", out)):
+            if value is not None:
+                raise UserError(
+                    f"{argument} = {str(value)!r} is of a data set, and these are images; omit it"
+                )
         return _embed_images(load_backbone(model), data, target)
     if not isinstance(data, DatasetIndex | str | Path):
         raise UserError(
@@ -155,6 +162,23 @@ def embed(
         warnings.warn(f"{split} has no row for {bad.key!r}: {bad.reason}", stacklevel=2)
 
     network = fitting.backbone if target == "cpu" else copy.deepcopy(fitting.backbone)
+    if out is not None:
+        file = features_file(out)
+        embed_to_file(
+            file,
+            network.to(target),
+            fitting.view,
+            rows,
+            fitting.features_metadata(fitting.view, rows),
+            network=fitting.name,
+            finish=None if fitting.whitening is None else fitting.whitening.__call__,
+            batch_size=batch_size,
+            canvas_px=fitting.view.canvas_px,
+            num_workers=num_workers,
+            device=target,
+            on_bad=warn,
+        )
+        return SplitEmbeddings.of(*load_embeddings(file))
     features = embed_split(
         network.to(target),
         fitting.view,
@@ -166,7 +190,10 @@ def embed(
         num_workers=num_workers,
         on_bad=warn,
     )
-    return features if fitting.whitening is None else fitting.whitening(features)
+    if fitting.whitening is not None:
+        features = fitting.whitening(features)
+    facts = fitting.features_metadata(fitting.view, rows)
+    return SplitEmbeddings.of(features, {**facts, "canvas_px": fitting.view.canvas_px})
 
 
 def _embed_images(model: FrozenBackbone, images: Images, device: str) -> Embeddings:
@@ -191,11 +218,11 @@ def check_recipe(
     *,
     init: nn.Module | str | Path | None = None,
     checkpoint: str | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
 ) -> Check:
     """Return what a run will do and take, as `sslpipe check` prints; nothing is trained or written.
 
-    >>> check = sslpipe.check_recipe("recipe.toml", "out/photos", overrides=["steps=2000"])
+    >>> check = sslpipe.check_recipe("recipe.toml", "out/photos", overrides={"steps": 2000})
     >>> print(check.rows, check.warnings)
 
     Args:
@@ -203,7 +230,7 @@ def check_recipe(
         data: The data set's index, or the path or URL of its dataset.json.
         init: The weights that the backbone starts from, as in `train`.
         checkpoint: As in `train`.
-        overrides: `section.key=value`, where `recipe` is a path.
+        overrides: As in `load_recipe`, where `recipe` is a path: {"steps": 2000}.
 
     Returns:
         Times, sizes and warnings; `rich.print(check.render())` shows the tables of the command.
@@ -224,8 +251,11 @@ def preview(
     data: DatasetIndex | str | Path,
     *,
     images: int = 8,
+    ids: Sequence[int] | None = None,
+    epoch: int | None = None,
     init: nn.Module | str | Path | None = None,
-    overrides: Sequence[str] = (),
+    checkpoint: str | None = None,
+    overrides: Overrides = (),
 ) -> Image.Image:
     """Draw images beside the views that training makes of them, as `sslpipe preview` does.
 
@@ -235,8 +265,11 @@ def preview(
         recipe: A recipe, the path of a TOML file, or a run, for the recipe that it was trained by.
         data: The data set's index, or the path or URL of its dataset.json.
         images: How many, at most.
+        ids: These samples instead.
+        epoch: Whose views are shown, alone; None: those of the first two.
         init: The weights that the backbone starts from, as in `train`.
-        overrides: `section.key=value`, where `recipe` is a path.
+        checkpoint: As in `train`.
+        overrides: As in `load_recipe`, where `recipe` is a path: {"steps": 2000}.
 
     Returns:
         The picture; `.save("views.png")` writes it.
@@ -248,12 +281,13 @@ def preview(
 
     check_count(images, "images")
     loaded, init = _recipe_and_start(recipe, init, overrides)
-    grid, _ = draw(plan_from(loaded, load_index(data), init), images=images)
+    plan = plan_from(loaded, load_index(data), init, checkpoint=checkpoint)
+    grid, _ = draw(plan, images=images, ids=ids, epoch=epoch)
     return grid
 
 
 def _recipe_and_start(
-    recipe: RunRecipe | str | Path, init: nn.Module | str | Path | None, overrides: Sequence[str]
+    recipe: RunRecipe | str | Path, init: nn.Module | str | Path | None, overrides: Overrides
 ) -> tuple[RunRecipe, nn.Module | str | Path | None]:
     """Return a recipe, or that of a file or of a run, and the weights that it starts from."""
     if isinstance(recipe, RunRecipe):

@@ -28,6 +28,7 @@ BROUGHT = {  # folder -> names that it brings; without it this test is not run
         "find_outliers",
         "select_to_label",
     ),
+    "sensors": ("build_sensor_dataset",),
     "search": ("Gallery", "ImageSearch", "browse", "choose", "rank_features"),
 }
 SATELLITES = [name for names in BROUGHT.values() for name in names]
@@ -188,6 +189,48 @@ def test_images_are_embedded_in_one_call_whatever_holds_them(tmp_path):
     torch.testing.assert_close(rows.features, expected[rows.ids])
     with pytest.raises(UserError, match=r"split = .train. .*omit it"):
         sslpipe.embed(backbone, paths, "train")
+
+
+def test_features_are_written_as_the_command_writes_them(tmp_path, call):
+    data = write_dataset(tmp_path / "data", (6, 5), classes=3, broken={4: b"no picture"})
+    sslpipe.export_backbone(trained(), tmp_path / "export")
+    file = tmp_path / "new folder" / "rows.safetensors"
+    with pytest.warns(UserWarning, match="train000004"):
+        rows = sslpipe.embed(tmp_path / "export", data, "train", out=file)
+    words = ("embed", tmp_path / "export", "--data", data, "--split", "train")
+    call(*words, "--out", tmp_path / "same.safetensors")
+    assert file.read_bytes() == (tmp_path / "same.safetensors").read_bytes()
+    assert rows.ids.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]
+    with pytest.raises(UserError, match=r"out='.*\.csv'.*\.safetensors or \.npz"):
+        sslpipe.embed(tmp_path / "export", data, "train", out=tmp_path / "rows.csv")
+    with pytest.raises(UserError, match=r"out = .*omit it"):
+        sslpipe.embed(tmp_path / "export", [picture(1)], out=file)
+
+
+def test_a_preview_shows_the_samples_and_the_epoch_that_are_named(tmp_path, call):
+    data, recipe = write_dataset(tmp_path / "data"), write_recipe(tmp_path)
+    drawn = sslpipe.preview(recipe, data, ids=[1, 4], epoch=3)
+    words = ("preview", recipe, "--data", data, "--out", tmp_path / "views.png")
+    call(*words, "--ids", "1,4", "--epoch", "3")
+    with Image.open(tmp_path / "views.png") as same:
+        assert drawn.tobytes() == same.tobytes()
+    with pytest.raises(UserError, match=r"ids=99\d* is not in the split"):
+        sslpipe.preview(recipe, data, ids=[1, 99999])
+
+
+def test_settings_are_a_dict_or_the_texts_of_a_command(tmp_path):
+    path = write_recipe(tmp_path)
+    texts = ["steps=3", "data.batch_size=16", "optim.peak_lr=1e-05"]
+    values = {"steps": np.int64(3), "data.batch_size": 16, "optim.peak_lr": 1e-5}
+    assert sslpipe.load_recipe(path, texts) == sslpipe.load_recipe(path, values)
+    with pytest.raises(UserError, match="unknown key stepz; did you mean 'steps'"):
+        sslpipe.load_recipe(path, {"stepz": 3})
+    with pytest.raises(UserError, match=r"steps\.x=3.*steps is a value"):
+        sslpipe.load_recipe(path, {"steps.x": 3})
+    with pytest.raises(UserError, match=r"overrides = 'steps=3' is not a list"):
+        sslpipe.load_recipe(path, "steps=3")
+    named = sslpipe.load_recipe(path, {"backbone.widths": [8, 16, 16]})
+    assert named._backbone_overrides == {"widths"}
 
 
 class Images(torch.utils.data.Dataset):

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sslpipe.data.index import Manifest
     from sslpipe.sharding.build import Built
     from sslpipe.sharding.report import Report
-    from sslpipe.sharding.sources import SourceOptions
 
 OutFolder = Annotated[Path, argument("The data set's folder.")]
 Workers = Annotated[int, option("Threads; the files do not depend on them.", min=1)]
@@ -70,25 +69,6 @@ class Reading:
         str | None,
         option("Columns from named groups of a file-name pattern, `'(?P<theme>[^/]+)/.*'`"),
     ] = None
-
-    def source_options(self) -> "SourceOptions":
-        """Return what a source is read by."""
-        from sslpipe.sharding.columns import parse_columns
-        from sslpipe.sharding.gather import parse_pattern
-        from sslpipe.sharding.sources import SourceOptions
-
-        return SourceOptions(
-            root=self.root,
-            split=self.split,
-            csv=self.csv,
-            image_column=self.image_column,
-            label_column=self.label_column,
-            split_column=self.split_column,
-            labels=self.labels,
-            skip_missing=self.skip_missing,
-            columns=() if self.columns is None else parse_columns(self.columns, "--columns"),
-            name_pattern=None if self.name_pattern is None else parse_pattern(self.name_pattern),
-        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """`sslpipe shards`: images -> webdataset shards with an index, and a look at them."""
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +22,7 @@ from sslpipe.cli.inputs import check_picture, open_data, parse_ids
 from sslpipe.cli.next_step import after_a_look
 from sslpipe.cli.options import Ids, argument, command, option
 from sslpipe.cli.terminal import new_app, progress
-from sslpipe.errors import DataError, counted, one_line
+from sslpipe.errors import counted, one_line
 from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
@@ -173,34 +172,22 @@ def index(
     Other members are skipped, and counted. mean and std in dataset.json are
     ImageNet's, those of the channels, or those of the folders that are joined.
     """
-    from sslpipe.sharding.arrays import parse_channels, parse_range
-    from sslpipe.sharding.columns import parse_columns
-    from sslpipe.sharding.gather import parse_pattern
-    from sslpipe.sharding.index import check_columns, gather_tars, index_folder
-    from sslpipe.sharding.sources import SourceOptions, class_names
+    from sslpipe.sharding.arrays import parse_range
+    from sslpipe.sharding.dataset import index_tars
 
-    if out is None and len(folders) > 1:
-        raise DataError("several folders become one data set in a folder that --out names")
-    target = out or folders[0]
-    names = class_names(classes) if classes else ()
-    tars, known = gather_tars(target, folders, split, names, with_columns=columns is None)
-    wanted = SourceOptions(
-        columns=parse_columns(columns, "--columns") if columns else known,
-        name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
+    indexed = index_tars(
+        folders,
+        out,
+        split=split,
+        classes=classes,
+        columns=columns,
+        name_pattern=name_pattern,
+        channels=channels,
+        range=parse_range(value_range),
+        num_workers=num_workers,
+        progress=progress,
     )
-    if columns != "":
-        check_columns(target, tars.groups, wanted)
-    with progress(f"index {target.name}", sum(map(len, tars.groups.values()))) as advance:
-        indexed = index_folder(
-            target,
-            tars,
-            columns=wanted,
-            workers=num_workers,
-            advance=advance,
-            channels=parse_channels(channels),
-            value_range=parse_range(value_range),
-        )
-    print_report(target, indexed.manifest, indexed.report)
+    print_report(out or folders[0], indexed.manifest, indexed.report)
 
 
 @command(
@@ -215,20 +202,12 @@ def verify(
 
     The exit status is 1 where something is.
     """
-    from sslpipe.sharding.index import verify_columns, verify_shard
+    from sslpipe.sharding.dataset import verify_dataset
 
     data = open_data(folder)
-    faults = []
-    splits = data.manifest.splits
-    jobs = [(key, k) for key, shards in splits.items() for k in range(len(shards))]
-    total = sum(splits[key][k].samples for key, k in jobs)
-    title = f"verify {Path(folder).name}"
-    with progress(title, total) as advance, ThreadPoolExecutor(num_workers) as pool:
-        running = [pool.submit(verify_shard, data, key, k) for key, k in jobs]
-        for (key, k), each in zip(jobs, running, strict=True):
-            faults += each.result()
-            advance(splits[key][k].samples)
-    faults += [fault for key in splits for fault in verify_columns(data, key)]
+    shards = [shard for each in data.manifest.splits.values() for shard in each]
+    total = sum(shard.samples for shard in shards)
+    faults = verify_dataset(data, num_workers=num_workers, progress=progress)
     for fault in faults:
         where = f"{fault.shard} {fault.key}" if fault.key else fault.shard
         print(one_line(f"{where}: {fault.reason}"))
@@ -236,7 +215,7 @@ def verify(
         print(f"{counted(len(faults), 'fault')} in {counted(total, 'sample')}", file=sys.stderr)
         raise typer.Exit(1)
     print(
-        f"{folder}: nothing is wrong in {counted(total, 'sample')}, {counted(len(jobs), 'shard')}"
+        f"{folder}: nothing is wrong in {counted(total, 'sample')}, {counted(len(shards), 'shard')}"
     )
     after_a_look(folder)
 
@@ -289,12 +268,12 @@ def stats(
     """Print counts, classes, image sizes and columns of each split."""
     data = open_data(folder)
 
-    from sslpipe.sharding.show import column_rows, split_rows
+    from sslpipe.sharding.dataset import describe_dataset
 
-    for name in data.manifest.splits:
+    for name, rows in describe_dataset(data).items():
         title = one_line(f"{data.manifest.name}, {name}")
         table = Table(title=escape(title), show_header=False, box=None)
-        for row in [*split_rows(data, name), *column_rows(data, name)]:
+        for row in rows.items():
             table.add_row(*(escape(one_line(cell)) for cell in row))
         SafeConsole().print(table)
     after_a_look(folder)

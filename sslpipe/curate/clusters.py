@@ -24,6 +24,11 @@ class Clusters(NamedTuple):
     central: NDArray[np.int64]  # (K,), the row nearest to each centre
     distances: NDArray[np.float64]  # (N,), of rows of length 1 to the centre of their cluster
 
+    def __repr__(self) -> str:
+        count = len(self.sizes)
+        range_ = f"{self.sizes.min():,} to {self.sizes.max():,} each"
+        return f"Clusters({len(self.of_row):,} rows in {count:,}, {range_})"
+
     def members(self, cluster: int) -> NDArray[np.int64]:
         """List the rows of a cluster, ascending."""
         return np.flatnonzero(self.of_row == cluster)

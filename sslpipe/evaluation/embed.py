@@ -6,6 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import OnBad, Reader
 from sslpipe.data.storage import load_array
 from sslpipe.distributed import Rank, all_gather_rows
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, UserError, as_path
 from sslpipe.files import Stored, json_text, parse_json, parse_object
 from sslpipe.models.state import (
     check_finite,
@@ -67,6 +68,19 @@ class Embeddings(NamedTuple):
             labels=torch.cat([part.labels for part in parts]),
             ids=torch.cat([part.ids for part in parts]),
         )
+
+
+class SplitEmbeddings(Embeddings):
+    """Embeddings that say of which split and network they are, as a features file does."""
+
+    facts: Mapping[str, Any] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, rows: Embeddings, facts: Mapping[str, Any]) -> "SplitEmbeddings":
+        """Add to rows what their file says, or would say."""
+        known = cls(*rows)
+        known.facts = facts
+        return known
 
 
 class Source(Stored):
@@ -230,6 +244,17 @@ def forward_in_parts(backbone: nn.Module, images: Tensor) -> Tensor:
         return features
     at_once = max(CPU_IMAGES, CPU_PX // (images.shape[-2] * images.shape[-1]))
     return torch.cat([backbone(some) for some in torch.split(images, at_once)])
+
+
+WRITTEN = (".safetensors", ".npz")  # files of features
+
+
+def features_file(out: str | Path) -> Path:
+    """Return the file that features are written to. Raises: UserError for one of another kind."""
+    file = as_path(out, "out")
+    if file.suffix not in WRITTEN or file.is_dir():
+        raise UserError(f"--out={str(file)!r}: features are written to {' or '.join(WRITTEN)}")
+    return file
 
 
 def save_embeddings(path: str | Path, embeddings: Embeddings, facts: dict[str, Any]) -> None:

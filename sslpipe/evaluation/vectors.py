@@ -11,7 +11,14 @@ from torch import Tensor
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.arrays import embeddings_from_arrays
-from sslpipe.evaluation.embed import CLASSES, NAMES, Embeddings, check_embeddings, load_embeddings
+from sslpipe.evaluation.embed import (
+    CLASSES,
+    NAMES,
+    Embeddings,
+    SplitEmbeddings,
+    check_embeddings,
+    load_embeddings,
+)
 
 
 class Features(NamedTuple):
@@ -53,7 +60,7 @@ def open_features(features: Vectors, data: DatasetIndex | str | Path | None = No
 
     Args:
         features: What `Vectors` says; those in memory are not copied where they are float32.
-        data: The data set that a file was embedded from.
+        data: The data set that a file, or a result of `embed`, was embedded from.
 
     Raises:
         UserError: They are none of these, not finite, or of another data set.
@@ -64,16 +71,18 @@ def open_features(features: Vectors, data: DatasetIndex | str | Path | None = No
         rows, facts = load_embeddings(features)
         if data is None:
             return Features(rows, facts)
-        return _of_split(Path(features), Features(rows, facts), load_index(data))
-    if data is not None:
+        return _of_split(str(features), Features(rows, facts), load_index(data))
+    facts = dict(features.facts) if isinstance(features, SplitEmbeddings) else {}
+    if data is not None and not facts:
         raise UserError(
-            "features in memory do not say of which split of the data set they are; give the file "
-            "that `sslpipe embed` wrote, or no data"
+            "features in memory do not say of which split of the data set they are; give what "
+            "sslpipe.embed returns of the split, the file that `sslpipe embed` wrote, or no data"
         )
     if not isinstance(features, Embeddings):
         features = embeddings_from_arrays(features, None, "")
     check_embeddings(features, "features", labelled=False)
-    return Features(features.to("cpu"), {})
+    opened = Features(features.to("cpu"), facts)
+    return opened if data is None else _of_split("features", opened, load_index(data))
 
 
 def alike(opened: Sequence[Features], names: Sequence[str]) -> list[Features]:
@@ -111,8 +120,8 @@ def _numbered(values: Tensor, texts: Sequence[str], number: dict[str, int]) -> T
     return places[values]
 
 
-def _of_split(path: Path, opened: Features, index: DatasetIndex) -> Features:
-    """Add the split that a features file was embedded from.
+def _of_split(path: str, opened: Features, index: DatasetIndex) -> Features:
+    """Add the split that a features file, or rows in memory, were embedded from.
 
     Raises:
         DataError: The data set is another one, or the ids are no different samples of it.

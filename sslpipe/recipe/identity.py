@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sslpipe.errors import shown
@@ -94,15 +94,6 @@ def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     remedy = "use another --run-dir, or resume with what it began with"
     remedy += f": {', and '.join(steps)}" if steps else ""
     return f"{'; '.join(texts) or 'nothing that is stored differs'}; {remedy}"
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ("section.key", value) for all that is no table inside of tables."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def differing_keys(

@@ -19,16 +19,17 @@ from sslpipe.satellites import gather
 _RECIPES = Path("recipes")  # of a clone, where commands are typed
 RECORDED = "recipe.json"  # of a run directory
 MOST_BYTES = 2**18  # of a recipe; the shipped ones have under 2**12
+Overrides = Sequence[str] | Mapping[str, Any]  # "section.key=value", or {"section.key": value}
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunRecipe:
-    """Read a TOML recipe, apply `section.key=value` overrides, validate everything.
+def load_recipe(path: str | Path, overrides: Overrides = ()) -> RunRecipe:
+    """Read a TOML recipe, set values in place of the file's, validate everything.
 
-    >>> recipe = sslpipe.load_recipe("recipe.toml", ["steps=2000", "data.batch_size=64"])
+    >>> recipe = sslpipe.load_recipe("recipe.toml", {"steps": 2000, "data.batch_size": 64})
 
     Args:
         path: Of the TOML file.
-        overrides: What is set in place of the file's values.
+        overrides: {"section.key": value}; or "section.key=value" texts, as a command has them.
 
     Raises:
         RecipeError: Names the key, its value, the remedy and the nearest valid key.
@@ -42,7 +43,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunRecipe:
 
 
 def parse_recipe(
-    tree: dict[str, Any], origin: str, *, recorded: bool = False, overrides: Sequence[str] = ()
+    tree: dict[str, Any], origin: str, *, recorded: bool = False, overrides: Overrides = ()
 ) -> RunRecipe:
     """Validate a tree of plain values, of any kind. Raises: RecipeError, as `load_recipe`.
 
@@ -58,12 +59,13 @@ def parse_recipe(
     except ValidationError as error:
         raise RecipeError(explain_errors(error, model, origin, tree)) from None
     named: dict[str, Any] = {}
-    apply_overrides(named, [each for each in overrides if each.lstrip().startswith("backbone")])
-    recipe._backbone_overrides = frozenset(named.get("backbone") or ())
+    apply_overrides(named, overrides)
+    backbone = named.get("backbone")
+    recipe._backbone_overrides = frozenset(backbone if isinstance(backbone, dict) else ())
     return recipe
 
 
-def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def read_tree(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
     """Read a recipe's TOML and apply the overrides; nothing is validated yet.
 
     Raises:
@@ -112,25 +114,31 @@ def _recipes_in(folder: Path) -> dict[str, Path]:
     return {file.stem: file for file in files if file.name != "pyproject.toml"}
 
 
-def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Put `section.key=value` overrides into a tree. Raises: RecipeError for any other word."""
+def apply_overrides(tree: dict[str, Any], overrides: Overrides) -> None:
+    """Put overrides into a tree. Raises: RecipeError for a word that is not `section.key=value`."""
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            _apply(tree, str(key), value.item() if hasattr(value, "item") else value)
+        return
     check_list(overrides, "overrides", RecipeError)
     for override in overrides:
-        _apply(tree, override)
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise RecipeError(f"override {shown(override)} is not section.key=value")
+        try:
+            value = _parse(f"value = {text}", f"override {shown(key)}")["value"]
+        except RecipeError:
+            raise
+        except ValueError:
+            value = text  # a bare word is a string, as on any command line
+        _apply(tree, key, value)
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
+def _apply(tree: dict[str, Any], key: str, value: Any) -> None:
+    override = f"{key}={value}"
     parts = [part.strip() for part in key.split(".")]
-    if not equals or not all(parts):
+    if not all(parts):
         raise RecipeError(f"override {shown(override)} is not section.key=value")
-    origin = f"override {shown(key)}"
-    try:
-        value = _parse(f"value = {text}", origin)["value"]
-    except RecipeError:
-        raise
-    except ValueError:
-        value = text  # a bare word is a string, as on any command line
     *parents, leaf = parts
     section = tree
     for parent in parents:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -194,6 +195,15 @@ class Load(NamedTuple):
     remedy: str  # the settings that take less
 
 
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ("section.key", value) for all that is no table inside of tables."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
 class RunRecipe(Settings):
     """What every kind of run says; each kind adds its own sections."""
 
@@ -242,6 +252,16 @@ class RunRecipe(Settings):
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
         return self
+
+    def __repr__(self) -> str:
+        """Show the settings that are not at their defaults, and the kinds, a line each."""
+        changed = dict(leaves(self.model_dump(exclude_none=True, exclude_defaults=True)))
+        settings = leaves(self.model_dump(exclude_none=True))
+        shown = [(key, value) for key, value in settings if key in changed or "kind" in key]
+        return "\n".join([f"{type(self).__name__}:", *(f"{key} = {each!r}" for key, each in shown)])
+
+    def __str__(self) -> str:
+        return repr(self)
 
     def resolved(self, steps_per_epoch: int, **changes: Any) -> Self:
         """Return the recipe, validated anew, with `epochs` as `steps` and these fields replaced."""

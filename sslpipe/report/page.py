@@ -24,7 +24,7 @@ from markupsafe import Markup, escape
 from sslpipe.evaluation.result import caveats
 from sslpipe.evaluation.suite_file import features_name
 from sslpipe.evaluation.verdict import BASELINES, form_names, verdict_text
-from sslpipe.recipe.identity import leaves
+from sslpipe.recipe.sections import leaves
 
 FOOTER = Markup(
     "Written by <code>sslpipe report</code> of sslpipe. Intervals are over test images (and draws "

@@ -23,7 +23,8 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError, as_path, check_count
+from sslpipe.errors import UserError, as_path, check_count, for_caller
+from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import (
@@ -35,7 +36,7 @@ from sslpipe.evaluation.features import (
     saved_embeddings,
 )
 from sslpipe.evaluation.protocols import Pair
-from sslpipe.evaluation.suite_file import check_split, features_name, own_name
+from sslpipe.evaluation.suite_file import check_split, features_name, own_name, with_own_name
 from sslpipe.evaluation.table import Leaks, check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES
 from sslpipe.export.load import FrozenBackbone, load_backbone, weights_text
@@ -54,16 +55,19 @@ Sets = dict[str, Pair | Callable[[], Pair]]  # name -> train and test, or what e
 
 
 class SuiteReport(dict[str, Any]):
-    """What stands in an eval.json; shown as its verdict and the numbers of its table."""
+    """What stands in an eval.json; shown as the command does: the answer, and its table in %."""
 
     def __repr__(self) -> str:
-        lines = [str(self.get("verdict") or "no verdict: it compared nothing")]
-        for row in self["rows"]:
+        name = own_name(self["facts"], [row["features"] for row in self["rows"]])
+        table: dict[str, list[str]] = {}
+        for row in with_own_name(self["rows"], name):
+            cells = table.setdefault(features_name(row), [])
             if row["column"] is not None:
-                low, high = (f"{100 * end:.1f}" for end in row["interval95"])
-                value = f"{100 * row['value']:.1f} [{low}, {high}] %"
-                lines.append(f"{features_name(row)}, {row['column']}: {value}")
-        return "\n".join(lines)
+                low, high = (100 * end for end in row["interval95"])
+                cells.append(f"{row['column']} {100 * row['value']:.1f} [{low:.1f}, {high:.1f}]")
+        rows = [f"{name}: {', '.join(cells)}" for name, cells in table.items()]
+        missing = [f"not measured: {for_caller(text)}" for text in self["left_out"]]
+        return "\n".join([*advise(self), *rows, *missing])
 
 
 class Embedding(NamedTuple):
@@ -265,7 +269,7 @@ def load_compared(
     names = {*taken}
     for source in sources:
         if any(source == other.source for other in others):
-            raise UserError(f"--against {source} is given twice; leave one out")
+            raise UserError(f"--against={source} is given twice; leave one out")
         others.append(Other(short_name(source, names), source, load_backbone(source)))
         names.add(others[-1].name)
     start, said = _find_start(model, backbone, others, names)

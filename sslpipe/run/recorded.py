@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sslpipe.errors import UserError
 
 if TYPE_CHECKING:
+    from sslpipe.recipe.reading import Overrides
     from sslpipe.recipe.sections import RunRecipe
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ def start_of(path: Path, init: T | None) -> T | str | None:
     return init
 
 
-def load_recipe_or_run(path: Path, overrides: Sequence[str]) -> "RunRecipe":
+def load_recipe_or_run(path: Path, overrides: "Overrides") -> "RunRecipe":
     """Read a recipe, or the one that a run has recorded, with overrides. Raises: UserError."""
     from sslpipe.files import Tree
     from sslpipe.recipe.reading import RECORDED, apply_overrides, load_recipe, parse_recipe

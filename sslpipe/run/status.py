@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
+from sslpipe.arguments import checked
 from sslpipe.errors import UserError
 from sslpipe.evaluation.suite_file import read_suite
 from sslpipe.portable import read_regular
@@ -50,8 +51,12 @@ SCORES = ("holdout_map_at_r", "validation_map_at_r", "holdout_knn")
 NO_SCORE = ("kind", "step", "wall", "restart")  # entries of every line
 
 
-def status(run_dir: Path) -> dict[str, Any]:
-    """Summarise how a run stands, in plain values; None where unknown.
+@checked
+def status(run_dir: str | Path) -> dict[str, Any]:
+    """Summarise how a run stands, as `sslpipe status` does; None where unknown.
+
+    Args:
+        run_dir: Of a run that trains, or has ended; nothing of it is touched.
 
     Returns:
         state: running, done, stopped (from a keyboard), preempted (by another signal or the stop
@@ -63,6 +68,7 @@ def status(run_dir: Path) -> dict[str, Any]:
     Raises:
         UserError: run_dir holds no run, or its recipe.json is damaged.
     """
+    run_dir = Path(run_dir)
     path = run_dir / "recipe.json"
     if not path.is_file():
         raise UserError(f"{run_dir} holds no run: no recipe.json; check the path")
@@ -280,8 +286,14 @@ def follow(run_dir: Path, draw: Callable[[dict[str, Any]], None]) -> dict[str, A
 # all runs under a folder
 
 
-def list_runs(folder: Path) -> list[dict[str, Any]]:
-    """List the runs under a folder, by path.
+@checked
+def list_runs(folder: str | Path) -> list[dict[str, Any]]:
+    """List the runs under a folder, by path, as `sslpipe runs` does.
+
+    >>> pandas.DataFrame(sslpipe.list_runs("runs"))
+
+    Args:
+        folder: With runs in it, at any depth.
 
     Returns:
         For each: run; recipe, its name; state, step and steps of `status`; best, the highest
@@ -293,7 +305,7 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: There is no run.
     """
-    runs = [_entry(run_dir) for run_dir in _runs_under(folder)]
+    runs = [_entry(run_dir) for run_dir in _runs_under(Path(folder))]
     if not runs:
         raise UserError(f"{folder} holds no run: no recipe.json under it; check the path")
     return runs

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from sslpipe.portable import read_regular, write_atomically
-from sslpipe.recipe.identity import leaves
+from sslpipe.recipe.sections import leaves
 from sslpipe.registry import Table
 from sslpipe.run.lock import holder_of
 from sslpipe.run.records import Outline, read_description

@@ -32,7 +32,13 @@ MOST_FITTED = 20_000  # rows, evenly spaced, that the spectrum is learned on
 
 # a features file and its data set, features in memory, or a file of features alone
 Searched = (
-    tuple[str | Path, str | Path] | Features | Embeddings | Tensor | NDArray[Any] | str | Path
+    tuple[str | Path | Embeddings, str | Path]
+    | Features
+    | Embeddings
+    | Tensor
+    | NDArray[Any]
+    | str
+    | Path
 )
 
 
@@ -57,15 +63,15 @@ def _open(given: Searched) -> Features:
     if isinstance(given, Features):
         opened = given
     elif isinstance(given, Tensor | np.ndarray | Embeddings):
-        opened = open_features(given)
+        opened = open_features(given)._replace(facts={})  # beside rows that say nothing
     elif isinstance(given, str | Path):
         return open_features(given)
     elif isinstance(given, tuple) and len(given) == 2:
-        path, data = given
-        return open_features(path, data)
+        rows_of, data = given
+        opened = open_features(rows_of, data)
     else:
         raise UserError(
-            f"ImageSearch takes (features file, dataset.json) pairs, features (N, F), or a file of "
+            f"ImageSearch takes (features, dataset.json) pairs, features (N, F), or a file of "
             f"them (.safetensors, .npz, .npy), not a {type(given).__name__}"
         )
     rows = opened.rows._replace(features=opened.rows.features.clone())
@@ -80,8 +86,9 @@ class ImageSearch:
     ...     print(f"{hit.score:.3f} {paths[hit.id]}")
 
     Args:
-        files: Each with the data set that it was embedded from, a path or a URL. Or vectors alone:
-            (N, F) floats, whose ids are 0, 1, ..., `Embeddings`, or a file of them.
+        files: Each a file or a result of `embed`, with the data set that it was embedded from, a
+            path or a URL: (file, data). Or vectors alone: (N, F) floats, whose ids are 0, 1, ...,
+            `Embeddings`, or a file of them.
         flatten: Flatten the spectrum of the features, as `sslpipe whiten` does, with the power that
             needs no labels, learned on the images searched among. No effect where the files are
             flattened, or have too few rows.

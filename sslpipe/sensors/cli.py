@@ -1,7 +1,5 @@
 """`sslpipe sensors`: files of sensors and large scenes -> shards."""
 
-from dataclasses import replace
-from functools import partial
 from typing import Annotated, Literal
 
 from sslpipe.cli.building import (
@@ -14,7 +12,6 @@ from sslpipe.cli.building import (
 )
 from sslpipe.cli.options import command, option
 from sslpipe.cli.terminal import new_app, progress
-from sslpipe.errors import DataError
 
 app = new_app(
     help="Convert TIFF, DICOM, NIfTI, arrays and large scenes to shards.",
@@ -84,47 +81,40 @@ def build(
     Reads TIFF, 16-bit PNG, .npy, .npz, DICOM and NIfTI, and pictures. If it is interrupted, run it
     again to resume.
     """
-    from sslpipe.sensors.scenes import cut_scenes, parse_sensors
+    from sslpipe.sensors.dataset import build_sensor_dataset
     from sslpipe.sharding.arrays import parse_range
-    from sslpipe.sharding.build import write_shards
-    from sslpipe.sharding.sources import SENSOR_SUFFIXES, SUFFIXES
-    from sslpipe.sharding.writer import Layout
 
-    if value_range is not None and channels is None:
-        raise DataError("--range needs --channels: 8-bit RGB is 0 to 255")
-    sensors = parse_sensors(
-        channels,
+    built = build_sensor_dataset(
+        out,
+        source,
+        root=reading.root,
+        channels=channels,
         pages=pages,
         slice_axis=slice_axis,
         nan=nan,
+        range=parse_range(value_range),
         tile=tile,
         stride=stride,
         min_content=min_content,
-    )
-    options = reading.source_options()
-    if channels is not None:
-        options = replace(options, suffixes=(*SUFFIXES, *SENSOR_SUFFIXES))
-    built = write_shards(
-        out,
-        source,
-        options,
-        Layout(
-            seed=0,
-            samples_per_shard=writing.samples_per_shard,
-            max_shard_bytes=10**9,
-            group_by=writing.group_by,
-            arrays=sensors.arrays,
-        ),
+        split=reading.split,
+        csv=reading.csv,
+        image_column=reading.image_column,
+        label_column=reading.label_column,
+        split_column=reading.split_column,
+        skip_missing=reading.skip_missing,
+        labels=reading.labels,
+        columns=reading.columns,
+        name_pattern=reading.name_pattern,
         test_fraction=writing.test_fraction,
         split_by=writing.split_by,
         unseen_classes=writing.unseen(),
+        group_by=writing.group_by,
+        samples_per_shard=writing.samples_per_shard,
         skip_bad=writing.skip_bad,
         overwrite=writing.overwrite,
         origin=writing.origin,
         license=writing.license,
-        workers=writing.num_workers,
+        num_workers=writing.num_workers,
         progress=progress,
-        value_range=parse_range(value_range),
-        make_samples=partial(cut_scenes, sensors=sensors, pattern=options.name_pattern),
     )
     print_built(out, built)

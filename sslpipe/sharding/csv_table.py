@@ -2,8 +2,10 @@
 
 import io
 import re
+import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyarrow import csv
@@ -15,6 +17,7 @@ from sslpipe.sharding.sources import (
     Images,
     Row,
     SourceOptions,
+    SourceReader,
     from_rows,
     is_image,
     place_of,
@@ -36,7 +39,7 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     """
     path = options.csv
     if path is None:
-        raise DataError("--source csv needs --csv FILE")
+        raise DataError("--source=csv needs --csv FILE")
     root = options.root or path.parent
     by = options.split_column
     if path.suffix.lower() in LISTS_OF_PATHS and not by:
@@ -65,6 +68,25 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     return from_rows(options, root, rows, cells, where=where)
 
 
+@runtime_checkable
+class Frame(Protocol):
+    """A table in memory: a DataFrame of pandas (2.2 or newer) or polars, a Table of pyarrow."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
+
+
+def frame_reader(frame: Frame) -> SourceReader:
+    """Return what reads a table in memory, as `read_csv` a file; paths are relative to `root`."""
+
+    def read(options: SourceOptions) -> dict[str, Images]:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "DataFrame.csv"
+            csv.write_csv(pa.table(frame), file)
+            return read_csv(replace(options, csv=file, root=options.root or Path()))
+
+    return read
+
+
 def _read_list(options: SourceOptions, root: Path, text: str) -> dict[str, Images]:
     """Read a path a line, or in each a path and a class: `n01440764/1.JPEG 0`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -72,7 +94,7 @@ def _read_list(options: SourceOptions, root: Path, text: str) -> dict[str, Image
     named = [(match[1], match[2]) for match in labelled if match and is_image(Path(match[1]))]
     has_labels = len(named) == len(lines) and not any(is_image(Path(line)) for line in lines)
     if options.fields:
-        raise DataError(f"--columns {options.fields[0]}: a list of paths has no columns")
+        raise DataError(f"--columns={options.fields[0]}: a list of paths has no columns")
     split = options.split and (split_of(options.split) or options.split)
     rows: list[Row] = [(place_of(root, line), None) for line in lines]
     if has_labels:

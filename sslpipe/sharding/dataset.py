@@ -1,20 +1,37 @@
-"""A data set in one call with plain arguments: what `sslpipe shards build` does."""
+"""Data sets in one call with plain arguments: what `sslpipe shards` does."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sslpipe.arguments import checked
 from sslpipe.data.image_type import Colour
+from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError, as_path, shown
+from sslpipe.sharding.arrays import parse_channels, parse_range
 from sslpipe.sharding.build import Built, Progress, silent, write_shards
 from sslpipe.sharding.columns import parse_columns
+from sslpipe.sharding.csv_table import Frame, frame_reader
 from sslpipe.sharding.gather import parse_pattern
 from sslpipe.sharding.in_memory import Rows, are_rows, reader_of
+from sslpipe.sharding.index import (
+    Fault,
+    Indexed,
+    check_columns,
+    gather_tars,
+    index_folder,
+    verify_columns,
+    verify_shard,
+)
 from sslpipe.sharding.readers import SOURCES
-from sslpipe.sharding.sources import SourceOptions, SourceReader
+from sslpipe.sharding.sources import SourceOptions, SourceReader, class_names
 from sslpipe.sharding.writer import Layout
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 LAYOUT = Layout(seed=0, samples_per_shard=1000, max_shard_bytes=10**9)
 
@@ -22,7 +39,7 @@ LAYOUT = Layout(seed=0, samples_per_shard=1000, max_shard_bytes=10**9)
 @checked
 def build_dataset(
     out: str | Path,
-    source: str | Rows | Mapping[str, Rows] = "folder",
+    source: str | Frame | Rows | Mapping[str, Rows] = "folder",
     *,
     root: str | Path | None = None,
     split: str | None = None,
@@ -59,15 +76,17 @@ def build_dataset(
 
     Args:
         out: The data set's folder; splits that it has already stay.
-        source: "folder", "csv", "parquet", "huggingface", "tars", "torchvision" or "idx". Or images
-            in memory, as `embed` takes them: a list or an array of them, a list of (image, class),
-            a torch Dataset without random transforms; by split, {"train": ..., "test": ...}. Pixels
-            are stored as PNG: `root` keeps JPEG files as they are.
+        source: "folder", "csv", "parquet", "huggingface", "tars", "torchvision" or "idx". Or a
+            DataFrame, read as a CSV file is. Or images in memory, as `embed` takes them: a list or
+            an array of them, a list of (image, class), a torch Dataset without random transforms;
+            by split, {"train": ..., "test": ...}. Pixels are stored as PNG: paths keep JPEG files
+            as they are.
         root: Folder of the images or files.
         split: Read only this split; its name where the source has none.
         csv: The file of source "csv", one row per image.
-        image_column: Of a CSV file: the paths, relative to the file, or URLs; of parquet: the
-            images. "front,back": each is a sample; the column "row" tells which belong together.
+        image_column: Of a CSV file or a DataFrame: the paths, relative to `root` or else the file,
+            or URLs; of parquet: the images. "front,back": each is a sample; the column "row" tells
+            which belong together.
         label_column: Of a CSV or parquet file: the classes; of tars a key in KEY.json, or "txt".
         split_column: Of a CSV file: the splits' names.
         skip_missing: Skip files of a table that do not exist; `Built.missing` lists them.
@@ -110,6 +129,9 @@ def build_dataset(
     reader: str | SourceReader
     if isinstance(source, str) and not _is_folder(source):
         reader = source  # an unknown name is refused with the nearest one
+    elif isinstance(source, Frame):
+        reader = frame_reader(source)
+        _check_unused({"csv": csv, "download": download})
     elif are_rows(source):
         reader = reader_of(source)
         _check_unused(
@@ -130,8 +152,7 @@ def build_dataset(
         raise DataError(
             f"source = {shown(source)} is not one of {', '.join(SOURCES.names())}; {remedy}"
         )
-    if columns is not None and not isinstance(columns, str):
-        columns = ",".join(columns)
+    fields = joined(columns)
     options = SourceOptions(
         root=None if root is None else as_path(root, "root", DataError),
         split=split,
@@ -143,7 +164,7 @@ def build_dataset(
         labels=labels,
         download=download,
         skip_missing=skip_missing,
-        columns=() if columns is None else parse_columns(columns, "--columns"),
+        columns=() if fields is None else parse_columns(fields, "--columns"),
         name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
     )
     layout = LAYOUT._replace(
@@ -169,6 +190,157 @@ def build_dataset(
     )
 
 
+@checked
+def index_tars(
+    folders: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    split: str | None = None,
+    classes: str | Path | Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    name_pattern: str | None = None,
+    channels: str | Sequence[str] | None = None,
+    range: Sequence[float] | None = None,
+    num_workers: int = 2,
+    progress: Progress | None = None,
+) -> Indexed:
+    """Use webdataset tars that others made as they are, as `sslpipe shards index` does.
+
+    >>> sslpipe.index_tars("laion", columns=["url", "width:integer"])
+
+    Args:
+        folders: The folder of the tars, or several to join.
+        out: Folder for dataset.json and the offsets; None: the tars' own. Several folders need it.
+        split: The split of all tars; None: by name, as in train-000000.tar.
+        classes: The names of the classes by label, or a text file of a name per line.
+        columns: Columns from keys of KEY.json, "sku,shot_at:time" or a list of such;
+            "sku=product:text" renames. None: those that dataset.json has; "": no column.
+        name_pattern: Columns from named groups of a pattern of the images' names.
+        channels: Names of the channels of images in KEY.npy, (h, w, C); their type is measured.
+        range: The low and the high value that views show as 0 and 1; None: measured.
+        num_workers: Threads.
+        progress: Makes the progress bar; None: there is none.
+
+    Returns:
+        The manifest in dataset.json, and the report.
+
+    Raises:
+        DataError: A tar is compressed, damaged, not laid out for webdataset, or in two splits.
+    """
+    _check_counts({"num_workers": num_workers})
+    listed = [folders] if isinstance(folders, str | Path) else [*folders]
+    if out is None and len(listed) != 1:
+        raise DataError("several folders become one data set in a folder that --out names")
+    target = Path(listed[0] if out is None else out)
+    names = tuple(classes) if isinstance(classes, list | tuple) else ()
+    if isinstance(classes, str | Path):
+        names = class_names(Path(classes))
+    fields = joined(columns)
+    paths = [Path(each) for each in listed]
+    tars, known = gather_tars(target, paths, split, names, with_columns=fields is None)
+    wanted = SourceOptions(
+        columns=parse_columns(fields, "--columns") if fields else known,
+        name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
+    )
+    if fields != "":
+        check_columns(target, tars.groups, wanted)
+    with (progress or silent)(
+        f"index {target.name}", sum(map(len, tars.groups.values()))
+    ) as advance:
+        return index_folder(
+            target,
+            tars,
+            columns=wanted,
+            workers=num_workers,
+            advance=advance,
+            channels=parse_channels(joined(channels)),
+            value_range=parse_range(None if range is None else ",".join(map(str, range))),
+        )
+
+
+@checked
+def verify_dataset(
+    data: DatasetIndex | str | Path, *, num_workers: int = 2, progress: Progress | None = None
+) -> list[Fault]:
+    """Check sizes and sha256 and decode every image, as `sslpipe shards verify` does.
+
+    Args:
+        data: The data set's index, or the path or URL of its dataset.json.
+        num_workers: Threads.
+        progress: Makes the progress bar; None: there is none.
+
+    Returns:
+        What is wrong, (shard, key, reason) each; [] for nothing.
+    """
+    _check_counts({"num_workers": num_workers})
+    index = load_index(data)
+    splits = index.manifest.splits
+    jobs = [(key, k) for key, shards in splits.items() for k in range(len(shards))]
+    total = sum(splits[key][k].samples for key, k in jobs)
+    faults: list[Fault] = []
+    with (
+        (progress or silent)(f"verify {index.manifest.name}", total) as advance,
+        ThreadPoolExecutor(num_workers) as pool,
+    ):
+        running = [pool.submit(verify_shard, index, key, k) for key, k in jobs]
+        for (key, k), each in zip(jobs, running, strict=True):
+            faults += each.result()
+            advance(splits[key][k].samples)
+    return faults + [fault for key in splits for fault in verify_columns(index, key)]
+
+
+@checked
+def show_samples(
+    data: DatasetIndex | str | Path,
+    split: str = "train",
+    *,
+    ids: Sequence[int] | None = None,
+    all_channels: bool = False,
+) -> Image.Image:
+    """Draw some samples with their classes, ids and paths, as `sslpipe shards show` does.
+
+    >>> sslpipe.show_samples("out/photos", "test")  # a notebook shows it
+
+    Args:
+        data: The data set's index, or the path or URL of its dataset.json.
+        split: Its name.
+        ids: These samples; None: some at random.
+        all_channels: Each sample as a strip of its channels in grey.
+
+    Returns:
+        The picture; `.save("samples.png")` writes it.
+    """
+    from sslpipe.sharding.show import sample_sheet
+
+    return sample_sheet(load_index(data), split, ids=ids, all_channels=all_channels)
+
+
+@checked
+def describe_dataset(data: DatasetIndex | str | Path) -> dict[str, dict[str, str]]:
+    """Count samples, classes, image sizes and columns, as `sslpipe shards stats` does.
+
+    >>> pandas.DataFrame(sslpipe.describe_dataset("out/photos"))
+
+    Args:
+        data: The data set's index, or the path or URL of its dataset.json.
+
+    Returns:
+        Of each split what is counted, and its text, as the command prints it.
+    """
+    from sslpipe.sharding.show import column_rows, split_rows
+
+    index = load_index(data)
+    return {
+        name: dict([*split_rows(index, name), *column_rows(index, name)])
+        for name in index.manifest.splits
+    }
+
+
+def joined(names: str | Sequence[str] | None) -> str | None:
+    """Return names as a command has them, with commas between them."""
+    return names if names is None or isinstance(names, str) else ",".join(names)
+
+
 def _is_folder(source: str) -> bool:
     return source not in SOURCES and Path(source).is_dir()
 
@@ -178,7 +350,7 @@ def _check_unused(arguments: Mapping[str, object]) -> None:
     for name, value in arguments.items():
         if value:
             raise DataError(
-                f"{name} = {shown(value)} has no effect on images in memory; leave it out"
+                f"{name} = {shown(value)} has no effect on what is in memory; leave it out"
             )
 
 
@@ -195,6 +367,6 @@ def _parse_colour(text: str) -> Colour:
     try:
         red, green, blue = ImageColor.getrgb(text)[:3]
     except ValueError:
-        message = f"--background {text!r} is no colour; for example white, '#ffffff'"
+        message = f"--background={text!r} is no colour; for example white, '#ffffff'"
         raise DataError(message) from None
     return red, green, blue

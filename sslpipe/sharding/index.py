@@ -63,6 +63,10 @@ class Indexed(NamedTuple):
     manifest: Manifest
     report: Report
 
+    def __repr__(self) -> str:
+        """Show the report, as the command does."""
+        return "\n".join(["Indexed:", *self.report.lines()])
+
 
 def is_rgb8(image: object) -> bool:
     """Return whether a manifest's `image` is of 8-bit RGB, on any background."""
@@ -100,7 +104,7 @@ def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
             both = " and ".join(map(shown, sorted(begins)))
             raise DataError(
                 f"{folder}: tars that begin with {both} mean one split, {name}; rename some, or "
-                f"give --split {name} for all"
+                f"give --split={name} for all"
             )
     return groups
 
@@ -244,8 +248,8 @@ def index_folder(
         member = "KEY.txt" if has_texts else "KEY.json"
         named = "txt" if has_texts else "NAME_IN_JSON"
         doubts.append(
-            f"no image has a label, which is KEY.cls; if {member} says the class: sslpipe shards "
-            f"build OUT --source tars --root {some_tar.parent} --label-column {named}"
+            f"no image has a label, which is KEY.cls; if {member} says the class: `sslpipe shards "
+            f"build OUT --source tars --root {some_tar.parent} --label-column {named}`"
         )
     report = make_report(out, left_out=skipped, images=unusual.groups(), doubts=doubts)
     save_report(out, report)

@@ -29,6 +29,7 @@ from sslpipe.cli.evaluations import print_results
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
+from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
 from sslpipe.evaluation.evals import EVALS
 from sslpipe.evaluation.knn import knn_results
@@ -215,14 +216,14 @@ def test_suite_from_python_is_the_commands_and_leaves_the_model_alone(run, stran
     report = sslpipe.suite(str(run_dir), str(data), out=str(ours), against=[stranger])
     assert ours.read_bytes() == out.read_bytes()
     assert report == json.loads(out.read_text())
-    # shown as the verdict, and a line for each number of the table
-    verdict, *lines = repr(report).splitlines()
-    assert verdict == report["verdict"]
+    # shown as the command's two sentences, and a line for each row of its table
+    answer, advice, *lines = repr(report).splitlines()
+    assert (answer, advice) == advise(report)
+    cells = [cell for line in lines for cell in line.split("], ")]
     shown = [row for row in report["rows"] if row["column"] is not None]
-    assert len(lines) == len(shown) > 3
-    for line, row in zip(lines, shown, strict=True):
-        assert row["column"] in line
-        assert f"{100 * row['value']:.1f} [" in line
+    assert len(cells) == len(shown) > 3
+    for cell, row in zip(cells, shown, strict=True):
+        assert f"{row['column']} {100 * row['value']:.1f} [" in cell
     # a backbone in memory has the same numbers, and no folder to leave features in
     model = load_backbone(run_dir)
     before = module_sha256(model.backbone)
@@ -230,7 +231,7 @@ def test_suite_from_python_is_the_commands_and_leaves_the_model_alone(run, stran
     assert alone["rows"] == report["rows"]
     assert module_sha256(model.backbone) == before
     assert next(model.backbone.parameters()).device.type == "cpu"
-    with pytest.raises(UserError, match="split train"):
+    with pytest.raises(UserError, match="split='train'"):
         sslpipe.suite(model, data, "train")
 
 

@@ -12,6 +12,7 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from tests.curate.test_duplicates import smooth
 from tests.helpers.dataset import png, write_dataset
+from tests.helpers.exports import trained
 
 COUNT = 40
 
@@ -129,3 +130,23 @@ def test_the_terminal_writes_tables_of_vectors_alone(call, kinds, tmp_path):
     select = ("select", *words[:1], "--out", tmp_path / "new", "--count", 4, "--images")
     _, errors = call("curate", *select, status=2)
     assert "--data" in errors
+
+
+def test_what_embed_returns_knows_its_split_as_its_file_does(tmp_path):
+    data = write_dataset(tmp_path / "data", (12, 12), classes=4)
+    write_dataset(tmp_path / "other", (12, 12), classes=3)
+    backbone = trained()
+    rows = sslpipe.embed(backbone, data, "train", device="cpu")
+    file = tmp_path / "rows.safetensors"
+    written = sslpipe.embed(backbone, data, "train", out=file, device="cpu")
+    assert written.facts == {**rows.facts, "left_out": []}
+    expected = sslpipe.find_outliers(file, data, k=2, z=0.5)
+    assert expected
+    for each in (rows, written):
+        assert sslpipe.find_outliers(each, data, k=2, z=0.5) == expected
+        with pytest.raises(UserError, match=r"features was not embedded from .*other"):
+            sslpipe.find_outliers(each, tmp_path / "other")
+    # some of its rows, or features of a program, do not
+    for unknown in (rows.rows(torch.arange(5)), rows.features):
+        with pytest.raises(UserError, match=r"do not say of which split.*sslpipe\.embed"):
+            sslpipe.find_outliers(unknown, data)

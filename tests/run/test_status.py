@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+import sslpipe
 from sslpipe.files import append_lines
 from sslpipe.run.lock import RunLock
 from sslpipe.run.log import read_metrics
@@ -33,6 +34,7 @@ def rows_of(summary) -> dict[str, str]:
 
 def test_a_finished_run_is_reported_as_its_files_have_it(run_dir):
     actual = status(run_dir)
+    assert sslpipe.status(str(run_dir)) == actual
     last = read_metrics(run_dir)[-1]
     assert (actual["state"], actual["detail"]) == ("done", "step 8")
     assert (actual["step"], actual["steps"], actual["restarts"]) == (8, 8, 0)
@@ -201,6 +203,7 @@ def test_a_runs_best_is_of_what_it_watches(tmp_path, measure, others):
     evals = [(4, {**others, measure: 0.3}), (8, {**others, measure: 0.5, f"ema_{measure}": 0.4})]
     write_run(tmp_path / "a", 10, evals)
     (one,) = list_runs(tmp_path)
+    assert sslpipe.list_runs(str(tmp_path)) == [one]
     assert (one["best"], one["best_of"]) == (0.5, measure)
 
 

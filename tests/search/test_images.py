@@ -10,7 +10,12 @@ import torch
 from sslpipe.curate.image_scan import scan
 from sslpipe.data.reader import keys_of
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.evaluation.embed import (
+    Embeddings,
+    SplitEmbeddings,
+    load_embeddings,
+    save_embeddings,
+)
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.search.images import ImageSearch
@@ -63,6 +68,18 @@ def test_a_hit_is_named_by_its_path_where_that_is_known(tmp_path):
     assert [search.key(hit) for hit in hits] == [names[hit.id] for hit in hits]
     assert keys_of(split, [6, 2]) == {6: names[6], 2: names[2]}
     assert scan([split]).keys == names
+
+
+def test_a_result_of_embed_is_searched_as_its_file(tmp_path):
+    path, data, _ = write_part(tmp_path, 0)
+    rows = SplitEmbeddings.of(*load_embeddings(path))
+    query = torch.ones(1, 6)
+    of_file = ImageSearch((path, data))
+    for search in (ImageSearch((rows, data)), ImageSearch(rows)):
+        assert search.find(query, 3) == of_file.find(query, 3)
+    assert ImageSearch((rows, data)).splits[0].name == "train"
+    assert ImageSearch((rows, data)).facts == of_file.facts
+    ImageSearch(rows, torch.ones(2, 6))  # beside vectors that say nothing of themselves
 
 
 @pytest.mark.parametrize("top", [1, 5, 14, 99])

@@ -22,6 +22,7 @@ from sslpipe.evaluation.embed import embed
 from sslpipe.export.write import export_model
 from tests.helpers.channels import RECIPE, accuracy, recipe, run_on_five, spots, sslpipe_run
 from tests.helpers.runs import command_line
+from tests.helpers.shards import tree
 
 pytestmark = pytest.mark.usefixtures("proved_here")
 RNG = np.random.default_rng(0)
@@ -208,3 +209,27 @@ def test_folders_of_a_network_that_is_not_known_are_searched_for_all_formats(tmp
         (tmp_path / name).write_bytes(b"x")
     assert [path.name for path in find_images(tmp_path, RGB8)] == ["a.jpg"]
     assert [path.name for path in find_images(tmp_path)] == ["a.jpg", "b.npy", "c.nii.gz"]
+
+
+def test_python_and_the_command_build_the_same_data_set(tmp_path):
+    for number in range(12):
+        folder = tmp_path / "img" / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        stack = RNG.integers(0, 4096, (24, 30, 3)).astype(np.uint16)
+        tifffile.imwrite(folder / f"{number}.tif", stack, **CONTIG)
+    words = ("--channels", "a,b,c", "--range", "0,4095", "--tile", 12)
+    build(tmp_path / "theirs" / "set", tmp_path / "img", *words, "--test-fraction", 0.25)
+    built = sslpipe.build_sensor_dataset(
+        tmp_path / "ours" / "set",
+        root=str(tmp_path / "img"),
+        channels=["a", "b", "c"],
+        range=(0, 4095),
+        tile=12,
+        test_fraction=0.25,
+    )
+    assert tree(tmp_path / "ours" / "set") == tree(tmp_path / "theirs" / "set")
+    assert built.manifest == load_index(tmp_path / "theirs" / "set").manifest
+    with pytest.raises(UserError, match="range needs channels"):
+        sslpipe.build_sensor_dataset(tmp_path / "x", root=tmp_path / "img", tile=12, range=(0, 1))
+    with pytest.raises(UserError, match="stride needs tile"):
+        sslpipe.build_sensor_dataset(tmp_path / "x", root=tmp_path, channels="a", stride=4)
