@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
 from pydantic import ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.annotated_handlers import GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
@@ -28,6 +30,7 @@ from sslpipe.augment.presets import setting_docs, view_specs
 from sslpipe.augment.resample import TOGETHER_PX, transposed
 from sslpipe.augment.spec import check_images, check_statistics
 from sslpipe.augment.triton_views import TritonPlan
+from sslpipe.data.decode import rgb_pixels
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.pipeline import Batch
@@ -36,6 +39,7 @@ from sslpipe.registry import Table
 from sslpipe.registry.schema import SparseSettings, refusals
 
 Work = ChunkPlan | TritonPlan  # of FusedViews: by torch's operations, or by kernels
+Pictures = Tensor | NDArray[Any] | Sequence[Tensor | NDArray[Any] | Image.Image]
 
 _SMALL_PX = 64  # views up to this long are written together, larger ones faster one by one
 
@@ -472,7 +476,7 @@ class TwoViews(nn.Module):
 
     def forward(
         self,
-        images: Tensor | Sequence[Tensor],
+        images: Pictures,
         *,
         seed: int = 0,
         epoch: int = 0,
@@ -481,8 +485,9 @@ class TwoViews(nn.Module):
         """Return the first and the second view of each image.
 
         Args:
-            images: (B, C, H, W) uint8 or float32 of 0..255, or a list of (C, H, W) of different
-                sizes; C is 3, RGB, or the number of `channels`.
+            images: A tensor (B, C, H, W) or an array (B, H, W, C), uint8 or float32 of 0..255; or a
+                list of tensors (C, H, W), arrays (H, W, C) or PIL images, of different sizes. C is
+                3, RGB, or the number of `channels`.
             seed: names the random numbers, with epoch and ids.
             epoch: the same.
             ids: (B,) integers. None: consecutive ones over all calls, so that two calls differ.
@@ -514,12 +519,24 @@ class TwoViews(nn.Module):
         return first, second
 
 
-def _to_canvas(images: Tensor | Sequence[Tensor], channels: int) -> tuple[Tensor, Tensor]:
+def _channels_first(image: Any) -> Any:
+    """Return PIL images and arrays (..., H, W, C) as tensors (..., C, H, W), others as they are."""
+    if isinstance(image, Image.Image):
+        image = rgb_pixels(image)
+    if isinstance(image, np.ndarray) and image.ndim > 2:
+        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(image, -1, -3)))
+    return image
+
+
+def _to_canvas(pictures: Pictures, channels: int) -> tuple[Tensor, Tensor]:
     """Images as a loader's batch has them: (B, C, H, W) channels_last, and (B, 2) sizes."""
+    images = _channels_first(pictures)
+    if isinstance(images, list | tuple):
+        images = [_channels_first(image) for image in images]
     if not isinstance(images, Tensor | Sequence):
         raise ValueError(
-            f"images is a {type(images).__name__}; give a tensor (B, {channels}, H, W) or a list "
-            f"of ({channels}, H, W); of PIL images torchvision's pil_to_tensor makes them"
+            f"images is a {type(images).__name__}; give a tensor (B, {channels}, H, W), or a list "
+            f"of ({channels}, H, W), of arrays or of PIL images"
         )
     if isinstance(images, Tensor) and images.ndim != 4:
         raise ValueError(
@@ -532,7 +549,7 @@ def _to_canvas(images: Tensor | Sequence[Tensor], channels: int) -> tuple[Tensor
         if not isinstance(image, Tensor):
             raise ValueError(
                 f"images[{row}] is a {type(image).__name__}; give uint8 tensors ({channels}, H, "
-                "W); of PIL images torchvision's pil_to_tensor makes them"
+                f"W), arrays (H, W, {channels}) or PIL images"
             )
         if image.dtype not in (torch.uint8, torch.float32) or image.dtype != images[0].dtype:
             raise ValueError(
