@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from sslpipe.arguments import checked
 from sslpipe.cli.inputs import check_folder, check_model, find_images
@@ -21,11 +22,13 @@ from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.data.storage import is_remote
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError, as_path, check_count, shown
+from sslpipe.errors import UserError, as_path, check_count, check_list, for_caller, shown
 from sslpipe.evaluation.arrays import Array, embeddings_from_arrays
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.flatten import why_unlabelled
+from sslpipe.export.load import load_backbone
+from sslpipe.export.write import export_backbone
 from sslpipe.files import Stored, json_text, read_json, write_json
 from sslpipe.portable import return_freed_memory, write_atomically
 from sslpipe.report.suite import Say, warn_bad
@@ -79,7 +82,7 @@ class Choice:
 
 @checked
 def choose(
-    sources: Sequence[str | Path],
+    sources: Sequence[str | Path | nn.Module],
     data: DatasetIndex | str | Path,
     out: str | Path,
     split: str = "train",
@@ -101,8 +104,8 @@ def choose(
     What an earlier call in `out` embedded and ranked is read there.
 
     Args:
-        sources: Candidates, each what `load_backbone` takes as a text or a path; the folder of an
-            earlier choice stands for its candidates.
+        sources: Candidates, each what `load_backbone` takes, or returns; the folder of an earlier
+            choice stands for its candidates.
         data: The data set's index, the path or URL of its dataset.json, or a folder of images.
         out: Folder for the page, the numbers, the kept features and the backbone.
         split: The split to choose on; keep test for the end.
@@ -141,7 +144,8 @@ def choose(
         """Return why each candidate was skipped, where nobody has been told."""
         return f": {'; '.join(skipped)}" if not is_heard else ""
 
-    wanted = _readable(sources, skip)
+    check_list(sources, "sources")
+    wanted = _readable([_written(source, out) for source in sources], skip)
     if not wanted:
         raise UserError(f"no candidate can be read{reasons()}")
     index = load_index(_shards(data, out, say))
@@ -210,6 +214,17 @@ def choose(
     )
 
 
+def _written(source: str | Path | nn.Module, out: Path) -> str | Path:
+    """Return a source; a network in memory is written below `out` first, and is one there."""
+    if not isinstance(source, nn.Module):
+        return source
+    model = load_backbone(source)
+    folder = out / "networks" / f"{model.name}-{model.config.weights_sha256[:8]}"
+    if not folder.exists():
+        export_backbone(model, folder)
+    return folder
+
+
 @dataclass(frozen=True)
 class _Images:
     """The images on which candidates are ranked.
@@ -271,7 +286,7 @@ def _images_that_rank(
         index.check_files(split)
     ids = candidates.sample_ids(rows, most, SEED)
     if len(ids) < len(rows):
-        say(f"{len(ids):,} of {len(rows):,} images; --most takes more")
+        say(for_caller(f"{len(ids):,} of {len(rows):,} images; --most takes more"))
     # labels by which a candidate was trained rank nothing
     is_seen = np.isin(rows.labels, candidates.labels_seen(sources, index, split))
     labels = np.where(is_seen, ranking.SEEN, rows.labels)

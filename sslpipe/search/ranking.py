@@ -63,7 +63,7 @@ class Ranked(NamedTuple):
         form = "as it is" if self.power is None else f"power {self.power:g}"
         return f"{' + '.join(self.parts)}, {form}"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         metrics = [f"{metric} {value:.1%}" for metric, value in self.values.items()]
         return ", ".join([f"{self.name}: score {self.score:.1%}", *metrics])
 
