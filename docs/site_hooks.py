@@ -64,7 +64,7 @@ MORE = (  # what public names return or are built on
     "sslpipe.errors",
 )
 METRIC = ("losses.pair", "losses.triplet", "losses.tuplet", "losses.clusters", "losses.multi_label")
-METRIC += ("heads.margin_softmax", "heads.proxies", "miners")
+METRIC += ("heads.margin_softmax", "heads.proxies", "miners", "pk_sampler")
 PAGES = {file: page for page, file in (OUTSIDE | NOTEBOOKS).items()}
 SETTINGS = "<!-- all settings -->"
 

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from sslpipe.metric_learning.heads import *  # noqa: F403
     from sslpipe.metric_learning.losses import *  # noqa: F403
     from sslpipe.metric_learning.miners import *  # noqa: F403
+    from sslpipe.metric_learning.pk_sampler import *  # noqa: F403
 
-_PARTS = ("heads", "losses", "miners")
+_PARTS = ("heads", "losses", "miners", "pk_sampler")
 
 
 def __getattr__(name: str) -> Any:
