@@ -39,7 +39,7 @@ def test_an_unknown_part_may_be_one_of_a_module_that_was_not_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(UserError, match=r"name its module with --plugin; known: "):
+    with pytest.raises(UserError, match=r"name its module with sslpipe.load_plugins; known: "):
         build_loss(loss_named("mine"))
     monkeypatch.setenv(VARIABLE, "my_parts.py")
     with pytest.raises(UserError, match="'mine' is unknown") as caught:

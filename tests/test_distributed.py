@@ -63,7 +63,7 @@ def test_a_device_is_taken_where_it_is_and_refused_with_the_remedy_where_not(mon
         monkeypatch.setattr(backend, "is_available", lambda: False)
         with pytest.raises(UserError, match=rf"run.device = '{name}', .* use 'auto' or"):
             pick_device(name, f"run.device = {name!r}")
-    with pytest.raises(UserError, match="--device gpu is unknown; use auto, cpu, cuda or mps"):
+    with pytest.raises(UserError, match="device gpu is unknown; use auto, cpu, cuda or mps"):
         pick_device("gpu", "--device gpu")
     assert pick_device("auto", "") == pick_device("cpu", "") == "cpu"
     # mps only where asked for

@@ -128,7 +128,7 @@ def test_check_says_what_it_starts_from_and_what_cannot_be(data, sources, tmp_pa
     result = check_pretraining(Pretraining.make(recipe, index, given))
     assert result.recipe.init == given.config.weights_sha256
     assert result.digest
-    with pytest.raises(RecipeError, match=r"no \[backbone\]; give one, or name weights .* --init"):
+    with pytest.raises(RecipeError, match=r"no \[backbone\]; give one, or name weights .* init"):
         Pretraining.make(recipe, index)
     other = load_recipe(write_recipe(tmp_path), ["backbone.widths=[4,4]"])
     with pytest.raises(RecipeError, match=r"backbone.widths = \[4, 4\], but the given backbone"):

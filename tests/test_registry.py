@@ -66,7 +66,7 @@ def test_a_part_is_built_with_its_settings_and_of_what_else_is_known_with_what_i
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"kind": "corp"}, r"crop\.kind = 'corp' is unknown; did .* 'crop'\?.*--plugin; known:"),
+        ({"kind": "corp"}, r"crop\.kind = 'corp' is unknown; did .* 'crop'\?.*load_plugins; known"),
         ({"kind": "crop", "sise": 3}, r"unknown key crop\.sise; did you mean 'size'\?; known here"),
         ({"kind": "crop", "size": 3, "channels": 1}, r"unknown key crop\.channels"),
         ({"kind": "crop"}, r"crop\.size is missing: Its side"),
@@ -153,14 +153,16 @@ def test_a_module_of_the_option_is_known_by_the_sha256_of_its_file(package):
     plugins.load_module("made_up_company.parts")
     sha256 = hashlib.sha256(b"x = 1\n").hexdigest()
     assert plugins.versions() == {"made_up_company.parts": f"sha256:{sha256}"}
-    with pytest.raises(UserError, match="--plugin made_up_company has no source file"):
+    with pytest.raises(UserError, match=r"load_plugins\('made_up_company'\) has no source file"):
         plugins.load_module("made_up_company")
 
 
 def test_a_plugin_file_does_not_take_the_place_of_a_module(package, monkeypatch):
     monkeypatch.chdir(package)
     (package / "json.py").write_text("raise SystemExit\n")
-    with pytest.raises(UserError, match=r"--plugin json\.py .* module 'json' already; rename"):
+    with pytest.raises(
+        UserError, match=r"load_plugins\(.*json\.py.\) .* module 'json' already; rename"
+    ):
         plugins.load_module("json.py")
 
 
@@ -171,7 +173,7 @@ def test_the_option_plugin_may_stand_anywhere_and_reaches_child_processes(packag
     words = ["train", "--plugin", "made_up_parts", "x", "--plugin=made_up_file.py", "--y"]
     assert plugins.take_from(words) == ["train", "x", "--y"]
     assert plugins.requested() == ["made_up_parts", str(package / "made_up_file.py")]
-    with pytest.raises(UserError, match="--plugin needs a module"):
+    with pytest.raises(UserError, match="load_plugins needs a module"):
         plugins.take_from(["train", "--plugin"])
 
 

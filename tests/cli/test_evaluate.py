@@ -28,7 +28,7 @@ from sslpipe.cli.app import run as run_program
 from sslpipe.cli.evaluations import print_results
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
-from sslpipe.errors import UserError
+from sslpipe.errors import UserError, naming_options
 from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
 from sslpipe.evaluation.evals import EVALS
@@ -49,13 +49,15 @@ pytestmark = pytest.mark.usefixtures("proved_here", "few_resamples")
 
 
 def call(tool, *arguments) -> str:
-    result = CliRunner().invoke(tool.app, [str(a) for a in arguments], catch_exceptions=False)
+    words = [str(a) for a in arguments]
+    with naming_options():
+        result = CliRunner().invoke(tool.app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def refused(tool, words, message):
-    with pytest.raises(UserError, match=message):
+    with naming_options(), pytest.raises(UserError, match=message):
         tool.app([*map(str, words)], standalone_mode=False)
 
 
@@ -303,7 +305,8 @@ def suite_that(monkeypatch, run, out, *options, **replaced):
     for name, function in replaced.items():
         monkeypatch.setattr(sslpipe.report.suite, name, function)
     arguments = ["suite", run[0], "--data", run[1], "--out", out, "--no-leakage", *options]
-    result = CliRunner().invoke(evaluate_tool.app, [str(a) for a in arguments])
+    with naming_options():
+        result = CliRunner().invoke(evaluate_tool.app, [str(a) for a in arguments])
     report = json.loads(out.read_text()) if out.exists() else None
     return result.exit_code, " ".join(result.output.split()), report
 

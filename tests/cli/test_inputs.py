@@ -168,7 +168,7 @@ def test_a_mistake_is_reported_before_anything_is_computed(answers, mistake):
 
 def test_a_folder_that_is_read_only_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # root may write anywhere
-    with pytest.raises(UserError, match=f"--out .*: {tmp_path} is read-only"):
+    with pytest.raises(UserError, match=f"out .*: {tmp_path} is read-only"):
         check_file(tmp_path / "new" / "eval.json")
 
 

@@ -59,7 +59,7 @@ def test_a_damaged_newest_is_refused_with_the_file_and_the_remedy(killed_run, ru
     flip(run_dir / "checkpoints" / "step-00000008" / name)
     recipe = load_recipe(killed_run / "finetune.toml")
     for load in (load_backbone, load_run, lambda path: open_init(recipe, path)):
-        with pytest.raises(UserError, match=rf"{name}.*by --checkpoint step-00000004$") as error:
+        with pytest.raises(UserError, match=rf"{name}.*by checkpoint=.step-00000004.$") as error:
             load(run_dir)
         assert "step-00000008, is damaged" in str(error.value)
     expected = load_run(killed_run / "pretrain").backbone.state_dict()
@@ -79,7 +79,7 @@ def test_a_flipped_digit_of_the_mean_does_not_load(run_dir):
 
 
 def test_a_checkpoint_of_what_is_no_run_is_refused(killed_run):
-    with pytest.raises(UserError, match="--init that is a run directory"):
+    with pytest.raises(UserError, match="init that is a run directory"):
         open_init(load_recipe(killed_run / "finetune.toml"), None, checkpoint="step-4")
 
 

@@ -111,7 +111,7 @@ def test_what_is_missing_is_named_with_what_it_takes_and_the_usual_value(path):
     assert said('kind = "fused"') == (
         f'{path}: augment.kind is missing: The views; `kind` is "fused", the usual one, or '
         '"kornia", the slow reference; the usual one: augment.kind="fused"; '
-        "all of them: sslpipe check --explain augment.kind"
+        "all of them: `sslpipe check --explain augment.kind`"
     )
     text = said("[optim]", 'kind = "sgd"', "momentum = 0.8", "peak_lr = 1e-1")
     assert "optim is missing: The optimizer and its schedule" in text

@@ -113,7 +113,7 @@ def test_shards_that_are_indexed_again_have_the_same_values(tmp_path):
     fields = SourceOptions(columns=parse_columns("patient,age,shot_at", "--columns"))
     # the same files; without a word about columns it is refused, as it loses them
     before, groups = tree(out), find_tars(out, None)
-    with pytest.raises(DataError, match="--columns age:integer,patient:text,shot_at:time"):
+    with pytest.raises(DataError, match="columns='age:integer,patient:text,shot_at:time'"):
         check_columns(out, groups, SourceOptions())
     index_folder(out, Tars(groups), columns=fields)
     written = {"dataset.json": "", FILE: ""}  # what the index writes anew
@@ -203,8 +203,8 @@ PATTERN = parse_pattern(r"(?P<theme>[^/]+)/(?P<size>\d+)/.+\.png")
             {},
             "no such column; did you mean 'theme'",
         ),
-        ({}, {"group_by": "them"}, "--group-by 'them' is no column that is read; did you mean"),
-        ({}, {"split_by": "them"}, "--split-by 'them' is no column that is read; did you mean"),
+        ({}, {"group_by": "them"}, "group_by='them' is no column that is read; did you mean"),
+        ({}, {"split_by": "them"}, "split_by='them' is no column that is read; did you mean"),
         ({}, {"split_by": "size"}, "leaves a split empty; groups of size stay whole"),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_column_that_is_not_there_or_cannot_group_is_one_line(tmp_path, option
 
 @pytest.mark.parametrize("text", ["(", "(?P<a b>x)", "no group", "(?P<_a>x)"])
 def test_a_wrong_pattern_is_one_line(text):
-    with pytest.raises(DataError, match=r"--name-pattern|a name is a letter"):
+    with pytest.raises(DataError, match=r"name_pattern|a name is a letter"):
         parse_pattern(text)
 
 

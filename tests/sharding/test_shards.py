@@ -291,8 +291,8 @@ def test_a_corrupt_image_is_refused_by_name_or_skipped_and_listed(photos, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--csv", "a.csv"], "--csv needs --source csv"),
-        (["--source", "idx", "--skip-missing"], "--skip-missing needs --source folder or csv"),
+        (["--csv", "a.csv"], "--csv is for the source csv"),
+        (["--source", "idx", "--skip-missing"], "--skip-missing is for the source folder or csv"),
         (["--source", "foldr"], "did you mean 'folder'"),
         (["--source", "webdataset"], "sslpipe shards index"),
         (["--source", "tar"], "sslpipe shards index"),
@@ -519,7 +519,7 @@ def test_show_draws_samples_enlarged_by_a_whole_factor_and_names_those_of_a_list
                 np.testing.assert_array_equal(cell_of(column)[4::8, 4::8], picture(number))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("id ")]
     assert lines == [f"id {i}: train{i:06d}, {names[i % 4]}" for i in (1, 3, 4)]
-    assert "--ids 6 is not in the split's 0 to 5" in error_of(
+    assert "--ids=6 is not in the split's 0 to 5" in error_of(
         capsys, "show", tmp_path, "--ids", "6"
     )
     assert "--ids 'x' is no" in error_of(capsys, "show", tmp_path, "--ids=1,x")

@@ -93,8 +93,8 @@ def test_idx_labels_must_match_images_and_class_names(mnist):
 
 
 def test_wrong_folders_are_named(tmp_path):
-    refused(r"--root .*nowhere is not a folder", "folder", root=tmp_path / "nowhere")
-    refused("needs --root", "folder")
+    refused(r"root=.*nowhere. is not a folder", "folder", root=tmp_path / "nowhere")
+    refused("needs root", "folder")
     refused(r"has no images \(.*\.png.*sslpipe sensors build", "folder", root=tmp_path)
     refused(r"has no images \(\.dcm\)", "folder", root=tmp_path, suffixes=(".dcm",))
     grey(tmp_path / "ape" / "a.png", 1)
@@ -151,7 +151,7 @@ def test_torchvision_files_are_kept_as_they_are(tmp_path):
         (None, None, "not a dataset"),
         ("CIFAR10", None, "CIFAR10: Dataset not found"),
         ("CIFAR10", "val", "no split 'val'"),
-        ("STL10", None, "needs --split"),
+        ("STL10", None, "needs split"),
         ("FakeData", None, "no train or split argument"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_gallery_is_a_split_beside_splits_only():
 
 @pytest.mark.parametrize("names", [("Train", "bus"), ("seg_train", "seg_test", "seg_pred")])
 def test_splits_among_classes_are_refused_unless_one_is_asked_for(names):
-    with pytest.raises(DataError, match="--split"):
+    with pytest.raises(DataError, match="split="):
         read_splits(names, "here")
     assert read_splits(names, "here", only="train") == {names[0]: "train"}
 

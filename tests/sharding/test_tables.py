@@ -76,12 +76,12 @@ def test_the_output_of_a_command_is_a_table_too(table, tmp_path):
         ("", {}, "has no column 'path'; it has: none"),
         ("path,label\n0.png,a\n,b\n", {}, r"list\.csv, row 3: no value of 'path'"),
         ("label,path\na\n", {}, r"cannot read .*list\.csv: .*Row #2: Expected 2 columns, got 1"),
-        ("path,class\n0.png,a\n", {}, "name one with --label-column.*or give --no-labels"),
+        ("path,class\n0.png,a\n", {}, "name one with label_column.*or give labels=False"),
         ("path,label\n\0.png,a\n", {}, "cannot read"),
         ("path,label\n.,a\n", {}, "it is not a file"),
         # of two columns of one name nobody knows which is meant
-        ("path,label,label\n0.png,a,b\n", {}, "has 2 columns 'label', and --label-column reads"),
-        ("path,label,path\n0.png,a,1.png\n", {}, "has 2 columns 'path', and --image-column reads"),
+        ("path,label,label\n0.png,a,b\n", {}, "has 2 columns 'label', and label_column reads"),
+        ("path,label,path\n0.png,a,1.png\n", {}, "has 2 columns 'path', and image_column reads"),
         (BIRDS, {"image_column": "fle"}, "no column 'fle'; did you mean 'file'"),
         (BIRDS, {"label_column": "class"}, "no column 'class'.*it has: file, species, fold"),
         (BIRDS, {"split_column": "sp", "split": "x"}, "no column 'sp'"),
@@ -140,7 +140,7 @@ def test_missing_files_end_the_build_with_a_count_or_are_skipped_and_listed(
     message = error_of(capsys, *words)
     assert f"cannot read {tmp_path / '1.png'}: No such file" in message
     assert "2 of 6 listed files are missing" in message
-    assert "--skip-missing" in message
+    assert "skip_missing=True" in message
     assert not out.exists()
     assert run(*words, "--skip-missing") == 0
     assert f"skipped: missing files: 2, listed in {out / 'missing.txt'}" in capsys.readouterr().err
@@ -156,8 +156,8 @@ def test_missing_files_end_the_build_with_a_count_or_are_skipped_and_listed(
     for skip_missing in (True, False):
         with pytest.raises(DataError, match="6 of 6 listed files are missing: mend ") as caught:
             read_csv(table, skip_missing=skip_missing, root=table / "elsewhere")
-        assert "--root" in str(caught.value)
-        assert "--skip-missing" not in str(caught.value)  # it would end here, too
+        assert "list or root" in str(caught.value)
+        assert "skip_missing" not in str(caught.value)  # it would end here, too
 
 
 # --- parquet
@@ -416,7 +416,7 @@ def test_two_configurations_of_the_hub_are_not_merged(tmp_path, files):
         path = tmp_path / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, [0], [grey_png(level)])
-    with pytest.raises(DataError, match=rf"{tmp_path / 'de'}.* as --root"):
+    with pytest.raises(DataError, match=rf"{tmp_path / 'de'}.* as root"):
         read(tmp_path)
     (images,) = read(tmp_path / "de").values()
     assert images.read(0) == grey_png(1)
@@ -425,9 +425,9 @@ def test_two_configurations_of_the_hub_are_not_merged(tmp_path, files):
 @pytest.mark.parametrize(
     ("labels", "remedy"),
     [
-        ([-1, -5, 0], "label -5 .*--no-labels"),
-        (pa.array([0, 2**63, 1], pa.uint64()), "9223372036854775808.*--no-labels"),
-        ([0.0, -2.0, 1.0], "label -2 .*--no-labels"),
+        ([-1, -5, 0], "label -5 .*labels=False"),
+        (pa.array([0, 2**63, 1], pa.uint64()), "9223372036854775808.*labels=False"),
+        ([0.0, -2.0, 1.0], "label -2 .*labels=False"),
     ],
 )
 def test_a_label_that_is_no_class_is_named_with_the_remedy(tmp_path, labels, remedy):

@@ -115,7 +115,7 @@ def test_an_index_names_the_build_for_what_it_does_not_read(tars, tmp_path, caps
     said = capsys.readouterr().out
     assert f"--source tars --root {tars} --label-column txt" in said
     message = error_of(capsys, "index", tmp_path, "--split", "train")
-    assert f"2 .tif; sslpipe shards build OUT --source tars --root {tmp_path}" in message
+    assert f"2 .tif; `sslpipe shards build OUT --source tars --root {tmp_path}`" in message
 
 
 @pytest.mark.promise(17)
