@@ -223,6 +223,8 @@ def test_settings_are_a_dict_or_the_texts_of_a_command(tmp_path):
     texts = ["steps=3", "data.batch_size=16", "optim.peak_lr=1e-05"]
     values = {"steps": np.int64(3), "data.batch_size": 16, "optim.peak_lr": 1e-5}
     assert sslpipe.load_recipe(path, texts) == sslpipe.load_recipe(path, values)
+    nested = {"steps": 3, "data": {"batch_size": 16}, "optim": {"peak_lr": 1e-5}}
+    assert sslpipe.load_recipe(path, nested) == sslpipe.load_recipe(path, values)
     with pytest.raises(UserError, match="unknown key stepz; did you mean 'steps'"):
         sslpipe.load_recipe(path, {"stepz": 3})
     with pytest.raises(UserError, match=r"steps\.x=3.*steps is a value"):

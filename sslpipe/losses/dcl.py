@@ -11,8 +11,9 @@ from sslpipe.losses.engine.contrast import Sums
 
 
 class DCLLoss(LabelMaskingLoss):
-    """-w_i s_i+ + log sum over the negatives of exp(s_ij), s a cosine over the temperature.
+    """Find each image's other view against the negatives alone (decoupled contrastive learning).
 
+    -w_i s_i+ + log sum over the negatives of exp(s_ij), s a cosine over the temperature.
     An anchor without negatives counts 0. The negatives, the mean over 2N anchors, ids, shapes,
     processes, gradient and errors are as in NTXentLoss.
 

@@ -16,8 +16,9 @@ from sslpipe.losses.engine.tiles import ONE_SUM, Term
 
 
 class HardNegativeLoss(LabelMaskingLoss):
-    """-log e^(s+) / (e^(s+) + M g), g the reweighted mean of e^(s_ij) over an anchor's M negatives.
+    """Find each image's other view, negatives weighted by how hard they are (debiased, too).
 
+    -log e^(s+) / (e^(s+) + M g), g the reweighted mean of e^(s_ij) over an anchor's M negatives.
     An anchor without negatives counts 0. The negatives, the mean over 2N anchors, ids, shapes,
     processes, gradient and errors are as in NTXentLoss; so is the value with beta = 0 and
     class_prior = 0. With beta = 0 alone it is the debiased loss. The gradient goes through the

@@ -10,8 +10,9 @@ from sslpipe.losses.engine.contrast import Sums
 
 
 class SupConLoss(InBatchLoss):
-    """Mean over an anchor's positives of -log of their share among all other views ("out" form).
+    """Find the views of an anchor's class among all other views (supervised contrastive).
 
+    Mean over an anchor's positives of -log of their share among all other views ("out" form).
     Positives of an anchor: its image's other view and, where its label is >= 0, all views of that
     label. Label -1 is "unlabelled": only its own other view is positive, and it is a negative of
     all others, except of unlabelled images with the same sample id. Without labels this is NT-Xent.

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from sslpipe.errors import RecipeError, check_list, did_you_mean, shown
 from sslpipe.recipe.messages import explain_errors
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.recipe.sections import RunRecipe
+from sslpipe.recipe.sections import RunRecipe, leaves
 from sslpipe.satellites import gather
 
 _RECIPES = Path("recipes")  # of a clone, where commands are typed
@@ -117,7 +117,7 @@ def _recipes_in(folder: Path) -> dict[str, Path]:
 def apply_overrides(tree: dict[str, Any], overrides: Overrides) -> None:
     """Put overrides into a tree. Raises: RecipeError for a word that is not `section.key=value`."""
     if isinstance(overrides, Mapping):
-        for key, value in overrides.items():
+        for key, value in leaves(overrides):  # {"data": {...}} keeps the section's other settings
             _apply(tree, str(key), value.item() if hasattr(value, "item") else value)
         return
     check_list(overrides, "overrides", RecipeError)

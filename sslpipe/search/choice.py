@@ -77,7 +77,8 @@ class Choice:
 
     def __repr__(self) -> str:
         skipped = [f"skipped: {line}" for line in self.skipped]
-        return "\n".join([*self.answer, f"{self.backbone}: {self.best.name}", *skipped])
+        answer = map(for_caller, self.answer)
+        return "\n".join([*answer, f"{self.backbone}: {self.best.name}", *skipped])
 
 
 @checked

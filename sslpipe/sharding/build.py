@@ -218,10 +218,9 @@ def _check_source(source: str | SourceReader, options: SourceOptions) -> None:
         )
     for option, owners in OPTIONS.items():
         if getattr(options, option) and source not in owners:
+            named = f"--{option.replace('_', '-')}"
             needed = " or ".join(owners)
-            raise DataError(
-                f"--{option.replace('_', '-')} is for the source {needed}; here --source is {source}"
-            )
+            raise DataError(f"{named} is for the source {needed}; here --source is {source}")
 
 
 def _check_type(

@@ -82,7 +82,10 @@ def frame_reader(frame: Frame) -> SourceReader:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "DataFrame.csv"
             csv.write_csv(pa.table(frame), file)
-            return read_csv(replace(options, csv=file, root=options.root or Path()))
+            try:
+                return read_csv(replace(options, csv=file, root=options.root or Path()))
+            except DataError as error:
+                raise DataError(str(error).replace(str(file), "the DataFrame")) from None
 
     return read
 

@@ -87,8 +87,8 @@ def test_equal_ids_of_two_splits_are_not_taken_for_one_sample(given, name):
     _, (train, _), _, _ = given
     test = train.with_name("test.safetensors")
     message = (
-        r"`--exclude-same-id` is for two files of one split, and these are of split 'train' of (\w+) "
-        r"and split 'test' of \1, whose equal ids are different samples; leave it out"
+        r"`--exclude-same-id` is for two files of one split, and these are of split 'train' of "
+        r"(\w+) and split 'test' of \1, whose equal ids are different samples; leave it out"
     )
     refused(evaluate_tool, [name, train, test, "--exclude-same-id"], message)
     call(evaluate_tool, name, train, train, "--exclude-same-id", "--k", "3")

@@ -143,7 +143,7 @@ def test_a_table_in_memory_is_read_as_its_file(tmp_path, monkeypatch):
     sslpipe.build_dataset("theirs/set", "csv", csv="frame.csv", **settings)
     sslpipe.build_dataset("ours/set", frame, origin="csv", **settings)
     assert tree(tmp_path / "ours" / "set") == tree(tmp_path / "theirs" / "set")
-    with pytest.raises(DataError, match=r"no column 'kind'.*species.*label_column"):
+    with pytest.raises(DataError, match=r"^the DataFrame has no column 'kind'.*label_column"):
         sslpipe.build_dataset("x", frame, image_column="file", label_column="kind")
     with pytest.raises(DataError, match=r"csv = 'frame\.csv' has no effect"):
         sslpipe.build_dataset("x", frame, csv="frame.csv")
