@@ -59,18 +59,17 @@ class DataError(UserError):
 class _Caller:
     """Who reads the messages of this process."""
 
-    has_options = False  # a command runs
+    commands = 0  # that run
 
 
 @contextmanager
 def naming_options() -> Iterator[None]:
     """Leave options in messages as they are typed, while a command runs."""
-    before = _Caller.has_options
-    _Caller.has_options = True
+    _Caller.commands += 1
     try:
         yield
     finally:
-        _Caller.has_options = before
+        _Caller.commands -= 1
 
 
 def for_caller(text: str) -> str:
@@ -79,7 +78,7 @@ def for_caller(text: str) -> str:
     "give --skip-bad" becomes "give skip_bad=True", and "--split NAME" "split=NAME". While a command
     runs, and in a command line between backticks, options stay.
     """
-    if _Caller.has_options:
+    if _Caller.commands:
         return text
     parts = text.split("`")
     parts[::2] = [_OPTION.sub(_as_argument, part) for part in parts[::2]]

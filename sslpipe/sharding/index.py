@@ -290,8 +290,8 @@ def check_columns(folder: Path, splits: Iterable[str], columns: SourceOptions) -
     ]
     if fields and not (columns.columns or columns.name_pattern):
         raise DataError(
-            f"{folder / 'dataset.json'} has columns of these splits: give --columns="
-            f'{",".join(fields)} to read them again, or --columns "" to drop them'
+            f"{folder / 'dataset.json'} has columns of these splits: give "
+            f'--columns={",".join(fields)!r} to read them again, or --columns "" to drop them'
         )
 
 

@@ -249,7 +249,7 @@ def test_images_whose_content_was_not_fetched_are_an_error_or_counted(tmp_path, 
     words = ["build", tmp_path / "out", "--root", root]
     message = error_of(capsys, *words)
     assert "cat/2.png" in message
-    assert "skip_missing=True" in message
+    assert "--skip-missing" in message
     assert not (tmp_path / "out").exists()
     assert run(*words, "--skip-missing") == 0
     assert len(load_index(tmp_path / "out").split("train")) == 5
@@ -455,7 +455,7 @@ def test_what_is_wrong_with_a_folder_is_said_at_once(tmp_path):
         Image.new("RGB", (9, 9)).save(photos / f"loose {number}.png")
     with pytest.raises(DataError) as caught:
         sslpipe.build_dataset(tmp_path / "out", root=photos)
-    for named in ("dead.png", "--skip-missing", "loose 0.png and 2 more", "--no-labels"):
+    for named in ("dead.png", "skip_missing=True", "loose 0.png and 2 more", "labels=False"):
         assert named in str(caught.value)
     (photos / "cat" / "dead.png").unlink()
     with pytest.raises(DataError) as caught:

@@ -89,11 +89,11 @@ def test_names_with_blanks_in_a_list_are_no_classes(tmp_path, photos):
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("id4", "root='{photos}/deep'"),
-        ("id4.PNG", "root='{photos}/deep'"),
-        ("deep\\id4.PNG", "root='{photos}'"),
-        ("C:\\me\\deep\\id4.PNG", "relative to root"),
-        ("/home/me/id4.PNG", "relative to root"),
+        ("id4", "--root={photos}/deep"),
+        ("id4.PNG", "--root={photos}/deep"),
+        ("deep\\id4.PNG", "--root={photos}"),
+        ("C:\\me\\deep\\id4.PNG", "relative to --root"),
+        ("/home/me/id4.PNG", "relative to --root"),
     ],
 )
 def test_where_the_files_of_a_list_lie_is_said(tmp_path, photos, capsys, name, remedy):
@@ -107,8 +107,8 @@ def test_where_the_files_of_a_list_lie_is_said(tmp_path, photos, capsys, name, r
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("list.txt", "source='csv' csv='{file}'"),
-        ("a.parquet", "source='parquet' root='{file}'"),
+        ("list.txt", "--source=csv --csv={file}"),
+        ("a.parquet", "--source=parquet --root={file}"),
         ("a.tar", "shards index"),
         ("a.ZIP", "unpack"),
     ],

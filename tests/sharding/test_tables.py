@@ -140,7 +140,7 @@ def test_missing_files_end_the_build_with_a_count_or_are_skipped_and_listed(
     message = error_of(capsys, *words)
     assert f"cannot read {tmp_path / '1.png'}: No such file" in message
     assert "2 of 6 listed files are missing" in message
-    assert "skip_missing=True" in message
+    assert "--skip-missing" in message
     assert not out.exists()
     assert run(*words, "--skip-missing") == 0
     assert f"skipped: missing files: 2, listed in {out / 'missing.txt'}" in capsys.readouterr().err
