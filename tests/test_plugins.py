@@ -211,13 +211,15 @@ def test_a_module_of_the_option_plugin_adds_the_same(data, tmp_path):
         (train, tmp_path / "my_parts.py"),
     ):
         said = run_program(*words, code=2, **here)
-        hint = f"the run was made with parts of your own: add --plugin {named} (in P"
+        hint = f"the run was made with parts of your own: add --plugin={named}"
         assert hint in said
     assert said.startswith(f"error: {hint}")
-    # what the message says for Python does load it, and resumes the same run
-    first = re.search(r"in Python, first: (.*?\))\)", said)[1]
+    # what the message says in Python does load it, and resumes the same run
+    resume = f"sslpipe.train({str(recipe)!r}, {str(data)!r}, {str(run)!r})"
+    said = python("-c", f"import sslpipe; {resume}", cwd=tmp_path, status=1).stderr
+    first = re.search(r"add (sslpipe\.load_plugins\(.*?\))", said)[1]
     lines = f"""{first}
-assert sslpipe.train({str(recipe)!r}, {str(data)!r}, {str(run)!r}) == 6
+assert {resume} == 6
 print(sslpipe.load_backbone({str(run)!r}).num_features)
 """
     shown = python("-c", f"import sslpipe\n{lines}", cwd=tmp_path, status=0).stdout

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from sslpipe.cli.inputs import FEATURE_SUFFIXES, check_file, check_model, open_data
 from sslpipe.cli.next_step import say_next
@@ -18,10 +18,6 @@ from sslpipe.cli.options import (
 )
 from sslpipe.cli.terminal import load_model, new_app, progress, report_bad, say
 from sslpipe.errors import UserError
-
-if TYPE_CHECKING:
-    from sslpipe.augment.eval_view import EvalView
-    from sslpipe.export.load import FrozenBackbone
 
 app = new_app()
 
@@ -80,9 +76,10 @@ def embed(
 
     target, process = start(embedding.device)
     backbone = load_model(model, checkpoint).to(target)
-    options = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
+    if crops or reduce or resize_px is not None:
+        backbone = backbone.with_view(crops=crops, reduce=reduce, resize_px=resize_px)
     backbone, splits = backbone.matched(*map(index.split, files))
-    view = _choose_view(backbone, {k: v for k, v in options.items() if v is not None}, model)
+    view = backbone.view
     for (name, file), rows in zip(files.items(), splits, strict=True):
         title = f"embed {name}" + (f", process {process.rank}" if process.world_size > 1 else "")
         embed_to_file(
@@ -119,23 +116,3 @@ def _files(out: Path, splits: Sequence[str]) -> dict[str, Path]:
             "--out features/{split}.safetensors, and name each split once"
         )
     return files
-
-
-def _choose_view(backbone: "FrozenBackbone", options: dict[str, Any], model: Path) -> "EvalView":
-    """Return the export's view with the options instead of its own settings."""
-    from sslpipe.augment.eval_view import EvalView
-
-    stored = backbone.view.config()
-    named = "--crops, --reduce, --resize-px"
-    if options and "views" in stored:
-        raise UserError(f"{named}: the parts of {model} have views of their own; leave them out")
-    try:
-        view = EvalView.from_config(stored | options)
-    except ValueError as error:
-        raise UserError(f"{named}: {error}") from error
-    if backbone.whitening is not None and view.config() != stored:
-        raise UserError(
-            f"{named}: {model} flattens features of its own view; leave them out, or whiten an "
-            "export anew with other views"
-        )
-    return view

@@ -100,6 +100,42 @@ class FrozenBackbone(SavedBackbone):
     def _like(self, view: EvalView, config: Config) -> Self:
         return type(self)(self.backbone, view, config, self.whitening)
 
+    def with_view(
+        self,
+        *,
+        crops: str | None = None,
+        reduce: str | None = None,
+        resize_px: int | None = None,
+    ) -> Self:
+        """Return the same backbone seeing images in another way, as `sslpipe embed` may.
+
+        >>> backbone.with_view(crops="five", reduce="concat").encode("a.jpg")
+
+        Args:
+            crops: Of an image: "center", "flip", "five" or "ten"; None: as now.
+            reduce: How their features are combined: "mean" or "concat"; None: as now.
+            resize_px: Shorter side before cropping; None: as now.
+
+        Raises:
+            UserError: A value is wrong, or the features are flattened, or of several networks.
+        """
+        wanted = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        stored = self.view.config()
+        named = "--crops, --reduce, --resize-px"
+        if given and "views" in stored:
+            raise UserError(f"{named}: the parts of {self.name} have views of their own")
+        try:
+            view = EvalView.from_config(stored | given)
+        except ValueError as error:
+            raise UserError(f"{named}: {error}") from error
+        if self.whitening is not None and view.config() != stored:
+            raise UserError(
+                f"{named}: {self.name} flattens features of its own view; leave them out, or "
+                "whiten an export anew with other views"
+            )
+        return self._like(view, self.config).to(self.view.mean.device)
+
     def matched(self, *splits: Split) -> tuple["FrozenBackbone", list[Split]]:
         """Return the backbone and splits of one data set that fit each other.
 

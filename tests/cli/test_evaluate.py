@@ -154,6 +154,11 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
     call(embed_tool, *words, "--split", "train", "--out", train_file, *options)
     rows, facts = load_embeddings(train_file)
     assert rows.features.shape == (64, 5 * 16)
+    seen = exported.with_view(crops="five", reduce="concat", resize_px=20)
+    torch.testing.assert_close(
+        seen.encode([picture(number) for number in range(3)]), rows.features[:3]
+    )
+    assert exported.with_view().view.config() == exported.view.config() != seen.view.config()
     call(export_tool, "whiten", tmp_path / "out", train_file, "--dims", "8", "--power", "1")
     call(embed_tool, *words, "--out", test_file)
 

@@ -72,7 +72,7 @@ def test_one_number_against_the_best_alternative_and_what_to_do(against, facts, 
 def test_without_other_networks_the_better_baseline_is_what_counts():
     found = advise(evaluation(row("ssl", 0.9), row("random", 0.3), row("pixels", 0.5)))
     assert found.answer.startswith("Better than raw pixels: +40.0 points of kNN accuracy")
-    assert "--against" in found.next_step
+    assert "against=SOURCE" in found.next_step
     below = advise(evaluation(row("ssl", 0.4), row("random", 0.3), row("pixels", 0.5)))
     assert below.answer.startswith("Worse than raw pixels: -10.0 points")
     assert "train longer" in below.next_step.lower()
@@ -90,7 +90,7 @@ def test_without_anything_beside_it_the_number_stands_alone_and_says_so():
     found = advise(evaluation(row("ssl", 0.9)))
     assert found.answer.startswith("kNN accuracy 90.0 % (95 % interval 88.0 to 92.0)")
     assert "not known" in found.answer
-    assert "--against" in found.next_step
+    assert "against=SOURCE" in found.next_step
     assert "not known" in advise(evaluation()).answer
 
 

@@ -159,7 +159,7 @@ def test_files_that_are_not_there_or_too_many_are_named(tmp_path, state):
     path = saved(state, tmp_path, "c.pth")
     assert "did you mean 'resnet18'" in refused(f"torchvision/resnet81@{path}")
     assert "did you mean" in refused(f"timm/resnet18.a1_in1kk@{path}")
-    assert "--checkpoint" in refused(path, checkpoint="step-4")
+    assert "checkpoint=" in refused(path, checkpoint="step-4")
 
 
 def test_an_architecture_that_is_no_text_is_named(tmp_path, state):
