@@ -32,7 +32,6 @@ FLAGS = frozenset(
         "skip_bad",
         "skip_missing",
         "with_preprocessing",
-        "with_projector",
     }
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from sslpipe.evaluation.embed import Embeddings, check_finite_rows
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe as probe_rows
-from sslpipe.evaluation.linear_probe import ridge_probe
 from sslpipe.evaluation.neighbours import Search, usual_k
 from sslpipe.evaluation.result import Result, Results
 from sslpipe.evaluation.retrieval import retrieval as search_rows
@@ -95,33 +94,30 @@ def linear_probe(
     test_features: Array,
     test_labels: Array,
     *,
-    fit: Literal["logistic", "ridge"] = "logistic",
     holdout: float = 0.15,
     seed: int = 0,
 ) -> Result:
-    """Score a linear classifier fitted on train, its penalty chosen on held-out rows of train.
+    """Score logistic regression fitted on train, its C chosen on held-out rows of train.
 
     >>> print(sslpipe.linear_probe(train_features, train_labels, test_features, test_labels))
 
     Args:
         train_features: As in `knn`.
         train_labels: As in `knn`; each class has two rows or more.
-        test_features: As in `knn`; read once, after the penalty was chosen.
+        test_features: As in `knn`; read once, after C was chosen.
         test_labels: As in `knn`.
-        fit: "logistic" regression, or "ridge" regression onto one-hot labels, which is faster.
-        holdout: Class-stratified share of train that chooses the penalty.
+        holdout: Class-stratified share of train that chooses C.
         seed: Of that share.
 
     Returns:
-        Top-1 accuracy; `details` has C or the penalty, per-class accuracy and the confusion matrix,
-        whose rows are "classes", sorted, where labels are texts.
+        Top-1 accuracy; `details` has C, per-class accuracy and the confusion matrix, whose rows are
+        "classes", sorted, where labels are texts.
 
     Raises:
         DataError: As in `knn`; or a class has a single row of train.
     """
     train, test, names = _pair(train_features, train_labels, test_features, test_labels)
-    probe = probe_rows if fit == "logistic" else ridge_probe
-    (result,) = probe(train, test, holdout=holdout, seed=seed)
+    (result,) = probe_rows(train, test, holdout=holdout, seed=seed)
     return replace(result, details={**result.details, "classes": names}) if names else result
 
 
