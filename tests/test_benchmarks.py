@@ -136,6 +136,7 @@ def test_a_part_that_fails_is_one_line_and_the_others_go_on(tmp_path, monkeypatc
 
 def test_a_part_that_takes_too_long_is_ended_and_what_has_no_time_left_is_skipped() -> None:
     def slow(bench: Bench) -> dict[str, float]:
+        bench.keep({"the first: images/s": 12.0})
         try:
             time.sleep(60)
         except TimeoutError:  # a clean-up that hangs, too
@@ -146,9 +147,11 @@ def test_a_part_that_takes_too_long_is_ended_and_what_has_no_time_left_is_skippe
     with patch("benchmarks.gpu.__main__.AGAIN_S", 0.05):
         outcome = measure(slow, bench, 0.05)
     assert outcome["error"] == "TimeoutError: took more than 0.05 s"
+    assert outcome["figures"] == {"the first: images/s": 12.0}
     assert outcome["seconds"] < 30
     assert measure(slow, bench, 0.0)["skipped"] == "the 17 minutes of a call are over"
-    assert "figures" in measure(lambda bench: {}, bench)
+    assert measure(lambda bench: {}, bench)["figures"] == {}
+    assert "figures" not in measure(lambda bench: check("values", 2.0, 1.0), bench)
 
 
 def test_wheels_for_this_python_are_unpacked_into_an_empty_site(tmp_path) -> None:

@@ -90,8 +90,12 @@ def limited(limit_s: float) -> Iterator[None]:
 def measure(
     part: Callable[[Bench], Figures], bench: Bench, limit_s: float = PART_S
 ) -> dict[str, Any]:
-    """{"seconds", and "figures", "skipped" or "error"} of a part; it never raises."""
+    """{"seconds", and "figures", "skipped" or "error"} of a part; it never raises.
+
+    Beside an error stand the figures that the part had kept until then.
+    """
     begin_s = time.perf_counter()
+    bench.kept.clear()
     outcome: dict[str, Any]
     try:
         if bench.on_cuda and not torch.cuda.is_available():
@@ -106,6 +110,8 @@ def measure(
     except Exception as error:  # whatever it is: the other parts are measured all the same
         text = " ".join(str(error).split()) or "no message"
         outcome = {"error": f"{type(error).__name__}: {text[:300]}"}
+        if bench.kept:
+            outcome["figures"] = dict(bench.kept)
     return {"seconds": round(time.perf_counter() - begin_s, 1), **outcome}
 
 

@@ -56,16 +56,17 @@ def speedrun(bench: Bench) -> Figures:
     """ResNet-18, 40 epochs of scattered Fashion-MNIST: kNN and linear probe of the test file."""
     index = scattered(bench)
     steps = bench.size(EPOCHS * (IMAGES - HELD_OUT) // BATCH, 4)
-    figures: Figures = {"steps": steps}
+    bench.keep({"steps": steps})
     for name, recipe in networks(bench, steps).items():
-        figures |= {f"{name}: {what}": value for what, value in run(bench, recipe, index).items()}
+        found = run(bench, recipe, index)
+        bench.keep({f"{name}: {what}": value for what, value in found.items()})
     nt_xent = networks(bench, steps)[NT_XENT]
     assert isinstance(nt_xent, Recipe)
     alone = bare_encoder(bench, nt_xent, nt_xent.optim.precision)["images/s"]
-    speed = figures[f"{NT_XENT}: images/s"]
+    speed = bench.kept[f"{NT_XENT}: images/s"]
     assert isinstance(alone, float)
     assert isinstance(speed, float)
-    return figures | {"of the bare encoder's speed %": 100 * speed / alone}
+    return bench.kept | {"of the bare encoder's speed %": 100 * speed / alone}
 
 
 def networks(bench: Bench, steps: int) -> dict[str, Recipe | FinetuneRecipe]:

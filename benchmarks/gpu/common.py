@@ -4,7 +4,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ class Bench:
     device: torch.device
     tiny: bool
     folder: Path
+    kept: Figures = field(default_factory=dict)
 
     @property
     def on_cuda(self) -> bool:
@@ -38,6 +39,10 @@ class Bench:
 
     def size(self, full: T, tiny: T) -> T:
         return tiny if self.tiny else full
+
+    def keep(self, figures: Figures) -> None:
+        """Figures of a part that stay where the rest of it fails or takes too long."""
+        self.kept.update(figures)
 
     def seconds(self, call: Callable[[], Any], rounds: int = 5) -> float:
         """Median of some calls, after two that do not count."""

@@ -37,7 +37,7 @@ def peers(bench: Bench) -> Figures:
     """
     training = resnet50_training(bench)
     recipe, figures = trained(bench, training, SGD.format(bench.size("bf16", "fp32")))
-    figures = {f"ours: {what}": value for what, value in figures.items()}
+    bench.keep({f"ours: {what}": value for what, value in figures.items()})
     paths = sorted((training.data.parent / "images").rglob("*.jpg"))
     crop_px = recipe.augment.crop_px
     case = bench.size(Case(256, 375, 500, crop_px), Case(8, 30, 40, crop_px))
@@ -49,9 +49,9 @@ def peers(bench: Bench) -> Figures:
         return views(floats), views(floats)
 
     with_kornia = measured(bench, recipe, loader(pixels, case.count), kornia_views, textbook)
-    figures |= {f"kornia: {what}": value for what, value in with_kornia.items()}
+    bench.keep({f"kornia: {what}": value for what, value in with_kornia.items()})
     if missing := absent({"lightly": "lightly"}):
-        return figures | {f"{missing[0]}: images/s": "not installed"}
+        return bench.kept | {f"{missing[0]}: images/s": "not installed"}
 
     def lightly_views(pair: list[Tensor]) -> tuple[Tensor, Tensor]:
         first, second = (each.to(bench.device, non_blocking=True) for each in pair)
@@ -61,7 +61,7 @@ def peers(bench: Bench) -> Figures:
     with_lightly = measured(
         bench, recipe, loader(transformed, case.count), lightly_views, lightly_loss()
     )
-    return figures | {f"lightly: {what}": value for what, value in with_lightly.items()}
+    return bench.kept | {f"lightly: {what}": value for what, value in with_lightly.items()}
 
 
 class Pixels(Dataset[Tensor]):

@@ -105,11 +105,10 @@ def mobile_variants(bench: Bench) -> Figures:
 def variants(bench: Bench, training: Training) -> Figures:
     """Speed and memory with each of VARIANTS; the compiler's time is in the lines not counted."""
     bench.needs_cuda()  # tests on a CPU would wait for the compiler
-    figures: Figures = {}
     for setting in VARIANTS:
         found = trained(bench, training, setting)[1]
-        figures |= {f"{setting}: {what}": value for what, value in found.items()}
-    return figures
+        bench.keep({f"{setting}: {what}": value for what, value in found.items()})
+    return dict(bench.kept)
 
 
 def resnet50_training(bench: Bench) -> Training:
@@ -199,7 +198,8 @@ def run_training(
 
 
 def free_accelerator() -> None:
-    """Let the next run of this process choose its device and precision."""
+    """Let the next run of this process choose its device and precision, and compile anew."""
+    torch.compiler.reset()  # at its limit of compiled forms torch runs the network uncompiled
     GradientState._reset_state()
     AcceleratorState._reset_state(reset_partial_state=True)
 

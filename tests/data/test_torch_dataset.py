@@ -24,6 +24,7 @@ def test_items_are_the_pictures_and_labels_in_the_order_of_their_ids(tmp_path):
         images[12]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # of a single core
 def test_a_loader_of_two_processes_reads_it_through_a_transform(tmp_path):
     path = write_dataset(tmp_path, (5, 7), classes=3)
     transform = v2.Compose([v2.Resize(8), v2.ToDtype(torch.float32, scale=True)])
