@@ -30,7 +30,7 @@ from sslpipe.models.transfer import copy_weights
 from sslpipe.models.tuning import (
     freeze_layers,
     learning_rate_scale,
-    pretrained_groups,
+    ramped_prefix,
 )
 from sslpipe.optim.build import parameter_groups
 from sslpipe.portable import sha256_of
@@ -116,7 +116,7 @@ def freeze_and_group(model: Model, recipe: Recipe) -> list[dict[str, Any]]:
         layer_decay=tune.layer_decay,
         by_library=True,
     )
-    return parameter_groups(model, recipe.optim, scale, **pretrained_groups(tune))
+    return parameter_groups(model, recipe.optim, scale, pretrained=ramped_prefix(tune))
 
 
 def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:

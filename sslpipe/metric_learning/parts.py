@@ -22,7 +22,7 @@ from sslpipe.models.transfer import copy_weights
 from sslpipe.models.tuning import (
     freeze_layers,
     learning_rate_scale,
-    pretrained_groups,
+    ramped_prefix,
 )
 from sslpipe.optim.build import parameter_groups
 from sslpipe.registry.schema import refusals
@@ -220,4 +220,4 @@ def freeze_and_group(task: MetricTask, recipe: FinetuneRecipe) -> list[dict[str,
         loss_lr=tune.loss_lr,
         by_library=tune.layer_decay_by == "library",
     )
-    return parameter_groups(task, recipe.optim, scale, **pretrained_groups(tune))
+    return parameter_groups(task, recipe.optim, scale, pretrained=ramped_prefix(tune))

@@ -1,7 +1,6 @@
 """What of a backbone that starts from weights is trained, when, and at which rate: its blocks."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from torch import nn
 
@@ -138,9 +137,9 @@ def learning_rate_scale(
     return scale
 
 
-def pretrained_groups(tune: Tune) -> dict[str, Any]:
-    """Return the arguments of `build_optimizer` that ramp_steps needs."""
-    return {"pretrained": PREFIX} if tune.ramp_steps else {}
+def ramped_prefix(tune: Tune) -> str | None:
+    """Return how the names of parameters begin that tune.ramp_steps slows; None: none are."""
+    return PREFIX if tune.ramp_steps else None
 
 
 def tune_warnings(recipe: RunRecipe) -> list[str]:
