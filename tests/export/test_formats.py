@@ -33,7 +33,7 @@ from tests.evaluation.test_verdict import compared
 from tests.export.test_write import break_format, flip_a_convolution
 from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import VIEW, features, trained, tree
-from tests.helpers.runs import RECIPE, write_recipe
+from tests.helpers.runs import RECIPE, resolved, write_recipe
 from tests.helpers.weights import randomised, saved
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +138,12 @@ def test_all_is_every_format_that_can_hold_the_backbone_and_each_gives_its_featu
 def versions_in_card(file):
     (row,) = re.findall(r"^\| written and proved by \| (.*) \|$", file.read_text(), re.MULTILINE)
     return dict(each.split() for each in row.split(", "))
+
+
+def test_the_help_names_every_format():
+    command, _ = resolved("export")
+    (help,) = (param.help for param in command.params if param.name == "format")
+    assert re.split(", | or ", help.partition(", separated")[0]) == list(FORMATS)
 
 
 def test_a_card_names_the_libraries_of_its_own_formats(resnet):
