@@ -287,11 +287,7 @@ def runs(
     folder: Annotated[Path, argument("A folder with runs in it, at any depth.")],
     as_json: Annotated[bool, option("Print JSON, for programs.", "--json")] = False,
 ) -> None:
-    """List the runs under a folder: recipe, steps, numbers, disk.
-
-    Below stands what may be deleted: checkpoints that neither a resume nor --checkpoint best reads.
-    Nothing is deleted.
-    """
+    """List the runs under a folder: recipe, steps, numbers, disk."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; name one with runs in it")
 
@@ -315,8 +311,6 @@ def runs(
     for each in runs:
         if each["state"] == "damaged":
             show(one_line(each["detail"]))
-        for path, size in each["deletable"].items():
-            show(f"may be deleted: {one_line(path)} ({size / 1e6:.1f} MB)")
 
 
 @command(

@@ -298,9 +298,8 @@ def list_runs(folder: str | Path) -> list[dict[str, Any]]:
     Returns:
         For each: run; recipe, its name; state, step and steps of `status`; best, the highest
         value of what the run watches, and best_of, its name, or None; measure, value and interval95
-        of the first number of its eval.json, or None; bytes; deletable: path -> bytes, of
-        checkpoints that neither a resume nor `--checkpoint best` would read. A run whose
-        recipe.json is damaged has state "damaged" and a `detail`.
+        of the first number of its eval.json, or None; bytes. A run whose recipe.json is damaged
+        has state "damaged" and a `detail`.
 
     Raises:
         UserError: There is no run.
@@ -323,7 +322,7 @@ def _entry(run_dir: Path) -> dict[str, Any]:
     names = ("recipe", "step", "steps", "best", "best_of", "measure", "value", "interval95")
     empty = dict.fromkeys(names)
     entry: dict[str, Any] = {"run": str(run_dir), **empty}
-    entry |= {"bytes": _bytes(run_dir), "deletable": {}}
+    entry["bytes"] = _bytes(run_dir)
     try:
         summary = status(run_dir)
         entry["recipe"] = read_description(run_dir, "recipe.json", Outline).name
@@ -336,7 +335,6 @@ def _entry(run_dir: Path) -> dict[str, Any]:
             break
     entry |= _first_number(run_dir)
     entry |= {key: summary[key] for key in ("state", "detail", "step", "steps")}
-    entry["deletable"] = {str(path): _bytes(path) for path in _not_needed(run_dir, summary)}
     return entry
 
 
@@ -355,16 +353,6 @@ def _first_number(run_dir: Path) -> dict[str, Any]:
             numbers = {key: row[key] for key in ("value", "interval95")}
             return {"measure": row["column"], **numbers}
     return {}
-
-
-def _not_needed(run_dir: Path, summary: dict[str, Any]) -> list[Path]:
-    """Find checkpoints that nothing reads any more; none of a run that is running."""
-    checkpoint = summary["checkpoint"]
-    if summary["state"] == "running" or checkpoint is None:
-        return []
-    kept = {checkpoint["name"], checkpoint.get("best", "")}
-    folders = sorted(run_dir.glob("checkpoints/*step-*"))
-    return [path for path in folders if path.is_dir() and path.name not in kept]
 
 
 def _bytes(folder: Path) -> int:

@@ -207,11 +207,10 @@ def test_a_runs_best_is_of_what_it_watches(tmp_path, measure, others):
     assert (one["best"], one["best_of"]) == (0.5, measure)
 
 
-def test_runs_are_listed_with_what_may_be_deleted(tmp_path, monkeypatch):
+def test_runs_are_listed(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # no line is folded
     evals = [(4, {"holdout_knn": 0.9}), (8, {"holdout_knn": 0.6})]
     names = ("step-00000004", "step-00000008", "bad-step-00000006")
-    best = {"name": "step-00000004", "step": 4, "value": 0.9}
     first = write_run(tmp_path / "a" / "deep", 10, evals, "one", names)
     second = write_run(tmp_path / "b", 10, checkpoints=names)
     damaged = write_run(tmp_path / "c")
@@ -223,20 +222,10 @@ def test_runs_are_listed_with_what_may_be_deleted(tmp_path, monkeypatch):
     one = found[str(first)]
     assert (one["recipe"], one["state"], one["step"], one["steps"]) == ("one", "lost", 10, 20)
     assert (one["best"], one["best_of"]) == (0.9, "holdout_knn")
-    assert one["deletable"] == {
-        str(first / "checkpoints" / name): 1000 for name in ("bad-step-00000006", "step-00000004")
-    }
     assert one["bytes"] == sum(p.stat().st_size for p in first.rglob("*") if p.is_file())
     assert found[str(second)]["state"] == "running"
-    assert found[str(second)]["deletable"] == {}  # it may be reading or writing them
     assert found[str(damaged)]["state"] == "damaged"
     assert "recipe.json is damaged" in found[str(damaged)]["detail"]
-
-    (first / "checkpoints" / "step-00000008" / "state.json").write_text(
-        json.dumps({"step": 8, "best": best, "identity": IDENTITY})
-    )
-    (one, *_) = list_runs(first)
-    assert [*one["deletable"]] == [str(first / "checkpoints" / "bad-step-00000006")]
 
     row = {"features": "ssl", "whitened": False, "protocol": "p", "metric": "top1", "queries": 9}
     row |= {"value": 0.625, "interval95": [0.5, 0.75], "column": "kNN", "bank": 9, "details": {}}
@@ -249,7 +238,7 @@ def test_runs_are_listed_with_what_may_be_deleted(tmp_path, monkeypatch):
     assert of_second["value"] is None
 
     shown = command_line("runs", str(tmp_path), status=0).stdout
-    for text in ("holdout_knn 0.9", "kNN 62.5", "10 of 20", "may be deleted: "):
+    for text in ("holdout_knn 0.9", "kNN 62.5", "10 of 20"):
         assert text in shown
     for name in ("eval.json", "recipe.json"):
         assert f"{name} is damaged" in shown
