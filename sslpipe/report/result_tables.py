@@ -1,7 +1,6 @@
 """Show what eval.json holds: verdict, sentences, tables."""
 
 from collections.abc import Iterable, Mapping
-from itertools import cycle
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -21,7 +20,6 @@ from sslpipe.report.run import RunFiles
 
 BASELINES = ("pixels", "random")
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
-OTHER_COLOURS = tuple(f"var(--series-{number})" for number in (4, 5, 6))
 SMALL_IS_GOOD = ("fpr@", "eer")  # how such metrics begin; others: large is good
 OTHER_MEASURES = "Retrieval and verification"
 TABLES = (  # heading, what it is, and metric -> title of its column
@@ -90,12 +88,6 @@ def table_lines(rows: Iterable[Tree]) -> list[Line]:
         lines.values(),
         key=lambda line: (line.baseline, line.features != "ssl", order.get(line.features, 2)),
     )
-
-
-def feature_colours(rows: Iterable[Tree]) -> dict[str, str]:
-    """Return the colour of each kind of features: the usual ones, and some for all others."""
-    others = dict.fromkeys(row["features"] for row in rows if row["features"] not in COLOURS)
-    return COLOURS | dict(zip(others, cycle(OTHER_COLOURS)))
 
 
 def clear_best(lines: list[Line], column: str) -> list[Line]:
