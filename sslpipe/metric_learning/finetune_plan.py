@@ -52,9 +52,9 @@ from sslpipe.run.health import Alarms
 
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
 FEW_CLASSES = 32  # of a batch: each number up to it is tried, where they do not fit
-ALARM_REMEDY = (
-    "Lower optim.peak_lr (and tune.loss_lr, of proxies), lengthen optim.warmup_steps, or use "
-    "another loss.kind: sup_con with temperature = 0.1 learns from many shapes of labels"
+ALARM_REMEDY = "Lower optim.peak_lr (and tune.loss_lr, of proxies), or lengthen optim.warmup_steps"
+ANOTHER_LOSS = (  # where the loss is not this one
+    ", or use another loss.kind: sup_con with temperature = 0.1 learns from many shapes of labels"
 )
 
 
@@ -147,7 +147,7 @@ class Finetuning(RecipePlan[FinetuningParts]):
             most_rank=self.recipe.sampler.classes_per_batch / 2,
             grows="queue_rows" if self.recipe.queue is not None else "",
             harder=self.recipe.sampler.neighbours > 0,
-            remedy=ALARM_REMEDY,
+            remedy=ALARM_REMEDY + ANOTHER_LOSS * (self.recipe.loss.kind != "sup_con"),
         )
 
     def metadata(self, parts: FinetuningParts) -> dict[str, Any]:

@@ -144,6 +144,16 @@ def test_batches_of_near_classes_raise_the_loss_and_no_alarm(data, tmp_path, nei
     assert [change.name for change in changes] == ([] if neighbours else ["loss_rises"])
 
 
+@pytest.mark.parametrize("kind", ["sup_con", "arcface"])
+def test_an_alarm_advises_another_loss_than_that_of_the_recipe(data, tmp_path, kind):
+    plan = Finetuning.make(recipe_of(tmp_path, finetunes, f"loss={{kind='{kind}'}}"), data)
+    alarms = plan.alarms(plan.build(compiled=False))
+    alarms.read(1, {"negative_similarity": 0.2})
+    (collapse,) = alarms.read(2, {"negative_similarity": 0.99})
+    assert "optim.peak_lr" in collapse.text
+    assert ("sup_con" in collapse.text) == (kind != "sup_con")
+
+
 def test_a_run_from_random_weights_holds_nothing_out(data, tmp_path):
     train(recipe_of(tmp_path, runs, "steps=2"), data, tmp_path / "run")
     forget_accelerator()
