@@ -17,7 +17,7 @@ from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import replace_columns
-from sslpipe.sharding.show import BAD, CELL_PX, INK, Cell, draw_sheet
+from sslpipe.sharding.show import BAD, INK, Cell, draw_sheet, fitted
 
 COLUMN = DERIVED_COLUMN
 FIELDS = ("split", "id", "key", "group", "score", "nearest")  # of groups.csv
@@ -75,12 +75,8 @@ def doubt_sheet(
     """
     places = [np.flatnonzero(same)[:MOST_EACH] for same in (doubt.accepted, ~doubt.accepted)]
     chosen = np.concatenate(places)
-    pictures: dict[int, Image.Image] = {}
-    for row, pixels in pictures_of(np.unique(doubt.pairs[chosen])).items():
-        picture = Image.fromarray(pixels)
-        scale = CELL_PX / max(picture.size)
-        width, height = (max(1, round(side * scale)) for side in picture.size)
-        pictures[row] = picture.resize((width, height))
+    decoded = pictures_of(np.unique(doubt.pairs[chosen]))
+    pictures = {row: fitted(pixels) for row, pixels in decoded.items()}
     cells = []
     for place in chosen.tolist():
         same = bool(doubt.accepted[place])

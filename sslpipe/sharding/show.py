@@ -90,7 +90,7 @@ def sample_sheet(
         try:
             units = decode(raw.image, 2 * CELL_PX, image_type=kind)
             shown = kind.strip(units) if all_channels else kind.picture(units)[None]
-            pictures = [_fitted(pixels) for pixels in shown]
+            pictures = [fitted(pixels) for pixels in shown]
             width, height = header_size(raw.image)
             words = f"{words}  {width}x{height}"
         except BadSample as error:
@@ -233,7 +233,7 @@ def save_sheet(sheet: Image.Image, path: Path) -> None:
         sheet.save(temporary, "PNG")
 
 
-def _fitted(pixels: np.ndarray) -> Image.Image:
+def fitted(pixels: np.ndarray) -> Image.Image:
     """Scale to a cell; small images are enlarged by a whole factor, unsmoothed."""
     image = Image.fromarray(pixels)
     longer = max(image.size)
