@@ -306,7 +306,7 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
     for attempt, text in (
         (
             lambda: with_backbone(recipe(text=WITHOUT_BACKBONE), None, index),
-            "weights to start .* --init",
+            "weights to start .* with init",
         ),
         (
             lambda: with_backbone(recipe("backbone.widths=[4, 4]"), given, index),
