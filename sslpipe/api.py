@@ -178,7 +178,8 @@ def embed(
             device=target,
             on_bad=warn,
         )
-        return SplitEmbeddings.of(*load_embeddings(file))
+        written, metadata = load_embeddings(file)
+        return SplitEmbeddings.of(written, metadata)
     features = embed_split(
         network.to(target),
         fitting.view,

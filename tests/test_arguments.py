@@ -16,6 +16,7 @@ import sslpipe
 from sslpipe.arguments import checked
 from sslpipe.cli.app import COMMANDS, load_command
 from sslpipe.errors import FLAGS, UserError, for_caller, naming_options
+from sslpipe.export.load import FrozenBackbone
 from tests.helpers.exports import trained
 from tests.helpers.runs import ROOT
 
@@ -180,7 +181,7 @@ def messages():
 def arguments_of_calls():
     """Return the arguments of the public functions, and of the methods of public classes."""
     names = set()
-    for value in [getattr(sslpipe, name) for name in dir(sslpipe)]:
+    for value in [*(getattr(sslpipe, name) for name in dir(sslpipe)), FrozenBackbone]:
         for each in [value, *dict(inspect.getmembers(value, inspect.isfunction)).values()]:
             names |= {*inspect.signature(each).parameters}
     return names

@@ -78,7 +78,7 @@ class SplitEmbeddings(Embeddings):
     @classmethod
     def of(cls, rows: Embeddings, facts: Mapping[str, Any]) -> "SplitEmbeddings":
         """Add to rows what their file says, or would say."""
-        known = cls(*rows)
+        known = cls(features=rows.features, labels=rows.labels, ids=rows.ids)
         known.facts = facts
         return known
 
