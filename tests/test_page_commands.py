@@ -90,9 +90,9 @@ NAMES = {
     "FOLDER": "out/exported",
     "PHOTOS": "MY_PHOTOS",
     "STRANGERS": "strangers",
-    **dict.fromkeys(("SOURCE", "WEIGHTS1", "timm/NAME@FILE.pth"), "out/backbone"),
+    **dict.fromkeys(("SOURCE", "WEIGHTS", "WEIGHTS1", "timm/NAME@FILE.pth"), "out/backbone"),
     "WEIGHTS2": "runs/other",
-    **dict.fromkeys(("WEIGHTS_A+WEIGHTS_B", "A+B"), "out/backbone+runs/other"),
+    "A+B": "out/backbone+runs/other",
 }
 NOT_HERE = {  # commands that cannot run here, and why
     r"timm:|timm/resnet50@": "weights that are downloaded",
