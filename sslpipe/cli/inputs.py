@@ -6,7 +6,7 @@ files.
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,9 +123,14 @@ def images_of(places: Iterable[Path], image_type: "ImageType | None" = None) -> 
 
 
 def find_named_images(
-    folder: Path, image_type: "ImageType | None" = None
+    folder: Path,
+    image_type: "ImageType | None" = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[tuple[str, Path]]:
-    """Return the name and the path of every image FOLDER/NAME/*. Raises: UserError."""
+    """Return the name and the path of every image below FOLDER/NAME.
+
+    `say` is called with what is skipped. Raises: UserError where there is none.
+    """
     from sslpipe.sharding.folder import walk
     from sslpipe.sharding.sources import class_of
 
@@ -133,11 +138,20 @@ def find_named_images(
     folders = [each for each in below if each.parent == folder]
     if not folders:
         raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
-    named = []
-    for each in folders:
-        name = class_of(each.name) or each.name
-        named += [(name, path) for path in find_images(each, image_type)]
-    return named
+    by_folder: dict[str, list[Path]] = {each.name: [] for each in folders}
+    loose = []
+    for path in find_images(folder, image_type):
+        parts = path.relative_to(folder).parts
+        (loose if len(parts) == 1 else by_folder[parts[0]]).append(path)
+    if not any(by_folder.values()):
+        raise UserError(f"the folders of {folder} hold no image; expected one a name")
+    for name, own in by_folder.items():
+        if not own:
+            say(f"skipped: {folder / name} holds no image")
+    if loose:
+        more = f" and {len(loose) - 1:,} more" * (len(loose) > 1)
+        say(f"skipped: {loose[0]}{more}: in the folder of no name")
+    return [(class_of(name) or name, path) for name, own in by_folder.items() for path in own]
 
 
 def start(device: str, alone: str = "", *, small: bool = False) -> tuple[str, "Rank"]:

@@ -24,7 +24,14 @@ from sslpipe.sharding.sources import (
     read_file,
 )
 from sslpipe.sharding.split_names import name_splits, split_of
-from sslpipe.sharding.tables import a_row_an_image, check_column, image_columns, table_fields
+from sslpipe.sharding.tables import (
+    ROW,
+    a_row_an_image,
+    check_column,
+    gets_rows,
+    image_columns,
+    table_fields,
+)
 
 _LABELLED = re.compile(r"(.+?)[\s,;]+(\S+)")  # a path and its class
 LISTS_OF_PATHS = (".txt", ".lst")
@@ -46,7 +53,7 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
         raw = read_file(path, pipe=True)
         if options.image_column not in _header(raw, _delimiter(raw, options.image_column)):
             return _read_list(options, root, raw.decode(errors="surrogateescape"))
-    table = _read_csv(options, path)
+    table, has_rows = _read_csv(options, path)
     if not len(table):
         raise DataError(f"{path} has no rows below its first line, which names the columns")
     paths = _filled(table, options.image_column, path)
@@ -64,8 +71,13 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     for place, (name, image, label) in enumerate(zip(named, paths, labels, strict=True)):
         rows[splits[name]].append((place_of(root, image), label))
         places[splits[name]].append(place)
-    cells = {split: table.take(own).select(options.fields) for split, own in places.items()}
-    return from_rows(options, root, rows, cells, where=where)
+    fields = [*options.fields, *([ROW] if has_rows and ROW not in options.fields else [])]
+    cells = {split: table.take(own).select(fields) for split, own in places.items()}
+    images = from_rows(options, root, rows, cells, where=where)
+    if has_rows:
+        for split, own in images.items():
+            images[split] = replace(own, together=own.cells[ROW].to_numpy())
+    return images
 
 
 @runtime_checkable
@@ -114,8 +126,11 @@ def _filled(table: Any, column: str, path: Path) -> list[str]:
     return texts
 
 
-def _read_csv(options: SourceOptions, path: Path) -> Any:
-    """Read the columns that are asked for, as texts, a row an image. Raises: DataError."""
+def _read_csv(options: SourceOptions, path: Path) -> tuple[Any, bool]:
+    """Read the columns that are asked for, as texts, a row an image; and whether ROW is added.
+
+    Raises: DataError.
+    """
     try:
         with open_regular(path, pipe=True) as file:
             raw = file.read()
@@ -139,7 +154,8 @@ def _read_csv(options: SourceOptions, path: Path) -> Any:
                 column_types=dict.fromkeys(wanted, pa.string()), include_columns=list(wanted)
             ),
         )
-        return a_row_an_image(table, images, options.image_column)
+        table = a_row_an_image(table, images, options.image_column)
+        return table, gets_rows(images, columns)
     except DataError:
         raise
     except OSError as error:

@@ -76,7 +76,8 @@ def is_rgb8(image: object) -> bool:
 def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
     """Group a folder's tars by split: `split`, else how their names begin. Raises: DataError."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder")
+        where = f": give {folder.parent}, which holds it" if folder.is_file() else ""
+        raise DataError(f"{folder} is not a folder{where}")
     groups: dict[str, list[Path]] = {}
     names: dict[str, set[str]] = defaultdict(set)  # by split, how the names of its tars begin
     for path in sorted(folder.glob("[!.]*")):

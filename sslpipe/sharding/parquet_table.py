@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,13 @@ from sslpipe.sharding.sources import (
     root_folder,
 )
 from sslpipe.sharding.split_names import GENERIC, split_of, without_number
-from sslpipe.sharding.tables import a_row_an_image, image_columns, table_fields
+from sslpipe.sharding.tables import (
+    ROW,
+    a_row_an_image,
+    gets_rows,
+    image_columns,
+    table_fields,
+)
 
 _SAY_NOTHING = GENERIC | {"", "part", "parts", "shard", "chunk", "file"}  # beginnings of names
 MOST_UNNAMED = 2**20  # classes without names; a higher label is an id, not the number of a class
@@ -70,9 +77,12 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     column = options.image_column if options.image_column != "path" else "image"
     label_column = options.label_column if options.labels else None
     tables = {}
+    with_rows = set[str]()
     for split, paths in chosen.items():
         there = _columns(paths[0])
         columns = image_columns(column, there)
+        if gets_rows(columns, there):
+            with_rows.add(split)
         fields = table_fields(options, columns, there)
         table = _read_table(paths, [*columns, *filter(None, [label_column]), *fields])
         try:
@@ -89,10 +99,13 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
             if table is not None:
                 labels[split] = _labels(table.column(label_column), f"{root}, {split}")
     all_texts = [name for each in labels.values() if isinstance(each, list) for name in each]
-    return {
-        split: _images(root, split, table, column, labels[split], all_texts, options)
-        for split, table in tables.items()
-    }
+    images = {}
+    for split, table in tables.items():
+        own = _images(root, split, table, column, labels[split], all_texts, options)
+        if split in with_rows:
+            own = replace(own, together=own.cells[ROW].to_numpy())
+        images[split] = own
+    return images
 
 
 class _File(NamedTuple):
@@ -306,7 +319,11 @@ def _images(
         classes=classes,
         read=read,
         missing=list(missing.values()),
-        cells={name: table.column(name).take(kept) for name in options.fields},
+        cells={
+            name: table.column(name).take(kept)
+            for name in (*options.fields, ROW)
+            if name in table.column_names
+        },
         origin="typed",
         are_places=bool(places),
         left_out=group_kinds(

@@ -70,6 +70,7 @@ class Images:
     are_places: bool = False  # `names` are paths below the root, or URLs
     left_out: Sequence[Group] = ()  # what else was there, of all splits
     doubts: Sequence[str] = ()  # what looks like a slip, a sentence each, of all splits
+    together: NDArray[np.int64] | None = None  # (n,), groups that a cut of test leaves whole
     contents: str = ""  # a hash of all images, where names and sizes do not tell them from others
 
     def __len__(self) -> int:

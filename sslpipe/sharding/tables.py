@@ -18,9 +18,14 @@ def image_columns(wanted: str, there: Sequence[str]) -> list[str]:
     return [wanted] if wanted in there else [name.strip() for name in wanted.split(",")]
 
 
+def gets_rows(images: Sequence[str], there: Sequence[str]) -> bool:
+    """Return whether `a_row_an_image` adds ROW: to rows of several images without such a column."""
+    return len(images) > 1 and ROW not in there
+
+
 def table_fields(options: SourceOptions, images: Sequence[str], there: Sequence[str]) -> list[str]:
     """Return the columns to read, but for ROW, which rows of several images get."""
-    is_added = len(images) > 1 and ROW not in there
+    is_added = gets_rows(images, there)
     return [name for name in options.fields if not (is_added and name == ROW)]
 
 

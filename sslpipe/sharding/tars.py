@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sslpipe.data.index import IMAGE_SUFFIXES
 from sslpipe.data.storage import read_range
@@ -31,6 +32,7 @@ from sslpipe.sharding.split_names import split_of
 
 LABEL_COLUMN = "label"  # the default of --label-column, for which KEY.cls comes first
 MOST_LABEL_BYTES = 1024
+MOST_KEYS = 20  # of KEY.json, in a message
 # those that shards hold come first where a sample has several
 _SUFFIXES = (*IMAGE_SUFFIXES, *(each[1:] for each in SUFFIXES if each[1:] not in IMAGE_SUFFIXES))
 
@@ -73,6 +75,7 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
         *merged_classes(all_labels),
         *group_lines(merge_groups(unusual)),
         *unread(skipped, groups[chosen[0]][0]),
+        *_unnamed(tars, options),
     ]
     return {**images, chosen[0]: replace(first, left_out=skipped, doubts=doubts)}
 
@@ -121,7 +124,7 @@ def _check_known(root: Path, tars: dict[str, list[_Tar]], options: SourceOptions
     if not any(tar.samples for tar in every):
         raise DataError(f"{root}: its tars hold no image KEY.jpg, KEY.png, ..., KEY.tif")
     keys = sorted({key for tar in every for tree in tar.trees for key in tree})
-    there = f"in their KEY.json is: {', '.join(keys[:20]) or 'nothing'}"
+    there = f"in their KEY.json is: {', '.join(keys[:MOST_KEYS]) or 'nothing'}"
     column = options.label_column
     is_asked = options.labels and column != LABEL_COLUMN
     if is_asked and all(label is None for tar in every for label in tar.labels):
@@ -134,6 +137,21 @@ def _check_known(root: Path, tars: dict[str, list[_Tar]], options: SourceOptions
             raise DataError(
                 f"--columns={name!r}: no sample has it{did_you_mean(name, keys)}; {there}"
             )
+
+
+def _unnamed(tars: dict[str, list[_Tar]], options: SourceOptions) -> list[str]:
+    """Name where classes may be, where no sample has one and nothing of KEY.json is asked for."""
+    every = [tar for own in tars.values() for tar in own]
+    has_labels = any(label is not None for tar in every for label in tar.labels)
+    if has_labels or not options.labels or options.fields:
+        return []
+    keys = sorted({key for tar in every for tree in tar.trees for key in tree})
+    has_texts = any(each.kind == ".txt" for tar in every for each in tar.left_out)
+    there = ["there is KEY.txt"] if has_texts else []
+    there += [f"in their KEY.json is {', '.join(keys[:MOST_KEYS])}"] if keys else []
+    if not there:
+        return []
+    return [f"no image has a label; {', and '.join(there)}: name the classes with --label-column"]
 
 
 def _images(tars: Sequence[_Tar], all_labels: set[str | None], options: SourceOptions) -> Images:
@@ -154,7 +172,27 @@ def _images(tars: Sequence[_Tar], all_labels: set[str | None], options: SourceOp
             name: [tree.get(name) for tar in tars for tree in tar.trees] for name in options.fields
         },
         origin="typed",
+        together=_together(tars),
     )
+
+
+def _together(tars: Sequence[_Tar]) -> NDArray[np.int64] | None:
+    """Number the samples by what they share: KEY.json, KEY.cls or KEY.txt; None: each has its own.
+
+    Images such as v1.0.jpg and v1.1.jpg share a KEY, but nothing in the tar says that they belong
+    together.
+    """
+    shared = list[tuple[Path, object]]()
+    for tar in tars:
+        for sample in tar.samples:
+            has_more = sample.json or sample.text or sample.label >= 0
+            folder, slash, name = sample.name.rpartition("/")
+            key = f"{folder}{slash}{name.partition('.')[0]}"
+            shared.append((tar.path, key if has_more else sample.image))
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(shared))}
+    if len(numbers) == len(shared):
+        return None
+    return np.array([numbers[each] for each in shared], np.int64)
 
 
 def _within(tar: _Tar, groups: Sequence[Group]) -> list[Group]:

@@ -120,7 +120,8 @@ def cut_test(
     """Move a share of each class (rounded) from train to a new split, test.
 
     Where rounding leaves a split empty, as of four images per class, remainders are carried over to
-    the next class. With `by`, a column, its groups stay whole, and the share is met as they allow.
+    the next class. With `by`, a column, its groups stay whole, and the share is met as they allow;
+    without it the images of a row.
 
     Raises: DataError where there are other splits, or one would be empty.
     """
@@ -137,6 +138,8 @@ def cut_test(
     if by is not None:
         groups = find_groups(train.columns, by, "--split-by")
         is_test = choose_groups(groups, images.labels, fraction, seed)
+    elif images.together is not None:
+        is_test = choose_groups(images.together, images.labels, fraction, seed)
     elif 0 < rounded < len(images):  # both splits have an image
         for label in np.unique(images.labels).tolist():
             members = np.nonzero(images.labels == label)[0]

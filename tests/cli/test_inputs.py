@@ -192,3 +192,18 @@ def test_folders_of_images_hold_no_thumbnails_and_no_image_twice(tmp_path):
     assert find_named_images(tmp_path, RGB8) == list(
         zip(["ann", "ann", "bob", "bob"], images, strict=True)
     )
+
+
+def test_folders_of_names_without_an_image_and_images_without_a_name_are_reported(tmp_path):
+    for name in ("ann/album/1.jpg", "bob/2.png", "loose.jpg"):
+        grey(tmp_path / name, 1)
+    (tmp_path / "cy" / "empty").mkdir(parents=True)
+    said: list[str] = []
+    named = find_named_images(tmp_path, RGB8, said.append)
+    paths = [tmp_path / name for name in ("ann/album/1.jpg", "bob/2.png")]
+    assert named == [("ann", paths[0]), ("bob", paths[1])]
+    assert [sum(name in line for line in said) for name in ("cy", "loose.jpg")] == [1, 1]
+    for path in paths:
+        path.unlink()
+    with pytest.raises(UserError, match="hold no image"):
+        find_named_images(tmp_path, RGB8)

@@ -250,7 +250,13 @@ def test_each_image_of_a_row_is_a_sample_and_the_row_a_column(tmp_path, kind):
         ]
         parquet.write_table(pa.Table.from_pylist(cells), tmp_path / "in.parquet")
         words = ["--source", "parquet", "--root", tmp_path / "in.parquet"]
-    words += ["--image-column", "front,back", "--columns", "sku,row", "--group-by", "row"]
+    words += ["--image-column", "front,back"]
+    # no front is in train, whose back is in test
+    assert run("build", tmp_path / "cut", *words, "--test-fraction", "0.4") == 0
+    sides = [{level // 2 for level in levels(tmp_path / "cut", s)} for s in ("train", "test")]
+    assert sides[0] | sides[1] == {0, 1, 2, 3}
+    assert not sides[0] & sides[1]
+    words += ["--columns", "sku,row", "--group-by", "row"]
     assert run("build", out, *words) == 0
     split = load_index(out).split("train")
     found = levels(out)

@@ -114,6 +114,8 @@ def test_an_index_names_the_build_for_what_it_does_not_read(tars, tmp_path, caps
     assert run("index", tars) == 0
     said = capsys.readouterr().out
     assert f"--source tars --root {tars} --label-column txt" in said
+    file = tars / "00002.tar"
+    assert f"give {tars}" in error_of(capsys, "index", file, "--out", tmp_path / "out")
     message = error_of(capsys, "index", tmp_path, "--split", "train")
     assert f"2 .tif; `sslpipe shards build OUT --source tars --root {tmp_path}`" in message
 
@@ -148,3 +150,37 @@ def test_several_images_of_a_key_are_samples_that_share_its_label_and_columns(
     sides = ["back" if level % 10 else "front" for level in levels]
     assert sides == split.column("side").cells.to_pylist()
     assert run("verify", out) == 0
+
+
+@pytest.mark.promise(17)
+@pytest.mark.parametrize(("suffix", "remedy"), [("txt", "KEY.txt"), ("json", "kind, seen")])
+def test_classes_that_nobody_named_are_not_lost_without_a_word(tmp_path, suffix, remedy):
+    members = []
+    for key in range(4):
+        text = "kite" if suffix == "txt" else json.dumps({"kind": "kite", "seen": 1900})
+        members += [(f"{key}.jpg", jpeg(key)), (f"{key}.{suffix}", text.encode())]
+    write_tar(tmp_path / "in" / "0.tar", *members)
+    build = ["build", tmp_path / "out", "--source", "tars", "--root", tmp_path / "in"]
+    assert run(*build) == 0
+    (doubt,) = report_of(tmp_path / "out").doubts
+    assert remedy in doubt
+    assert "--label-column" in doubt
+    assert run(*build, "--no-labels", "--overwrite") == 0
+    assert report_of(tmp_path / "out").doubts == []
+
+
+@pytest.mark.promise(17)
+def test_images_that_share_a_label_of_their_key_are_cut_together(tmp_path):
+    parts: list[tuple[str, bytes]] = []
+    for key in range(20):
+        parts += [(f"{key}.{side}.png", grey_png(10 * key + k)) for k, side in enumerate("fb")]
+        parts.append((f"{key}.json", json.dumps({"label": key % 2}).encode()))
+    parts += [(f"v1.{k}.png", grey_png(k)) for k in range(10)]  # of one key, and that is all
+    write_tar(tmp_path / "in" / "0.tar", *parts)
+    out = tmp_path / "out"
+    build = ["build", out, "--source", "tars", "--root", tmp_path / "in", "--test-fraction", "0.3"]
+    assert run(*build, "--name-pattern", "(?P<key>[^.]+)[.].*") == 0
+    index = load_index(out)
+    keys = {name: index.split(name).column("key").cells.to_pylist() for name in ("train", "test")}
+    assert {*keys["train"]} & {*keys["test"]} <= {"v1"}
+    assert 9 <= len(keys["test"]) <= 21

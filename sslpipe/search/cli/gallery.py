@@ -61,7 +61,7 @@ def enrol(
     check_model(model.model)
     find_named_images(folder)
     backbone = model.load()
-    named = find_named_images(folder, backbone.image_type)
+    named = find_named_images(folder, backbone.image_type, say)
     book, names = _enrol(gallery, backbone, named, flatten)
     show(
         f"{gallery}: {counted(len(names), 'image')} of {counted(len({*names}), 'name')}; "
@@ -246,7 +246,7 @@ def verify_command(
     backbone = model.load()
     if threshold is None:
         assert pairs is not None
-        named = find_named_images(pairs, backbone.image_type)
+        named = find_named_images(pairs, backbone.image_type, say)
         kept, embeddings = encode_readable(backbone, [path for _, path in named])
         labels = _numbered([named[k][0] for k in kept])
         threshold = threshold_at(different_pairs(embeddings, labels), far)
