@@ -35,7 +35,7 @@ from sslpipe.weights.layouts import (
     nearest,
     open_checkpoint,
 )
-from sslpipe.weights.source import Source
+from sslpipe.weights.source import VECTORS, Source
 from sslpipe.weights.views import timm_view, torchvision_view, unknown_view
 
 # arguments in timm's config.json that a backbone has not, or whose place the view takes
@@ -181,6 +181,8 @@ def _named_by_the_file(
             continue
         if find_encoder(checkpoint, sketch, component.kind, source.text) is not None:
             return component, f"the file names its network: arch = {shown(arch)}"
+    if {"features", "ids"} <= checkpoint.tensors.keys():
+        raise WeightsError(f"{source.text} {VECTORS}")
     first = ", ".join(map(repr, list(checkpoint.tensors)[:3]))
     named = "" if arch is None else f"; its arch = {shown(arch)} is not a name of theirs that fits"
     raise WeightsError(

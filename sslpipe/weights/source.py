@@ -43,6 +43,10 @@ EXPECTED = (
     "timm/vit_small_patch16_224@weights.pth, or, with a network, timm:NAME, torchvision:NAME, "
     "hf-hub:OWNER/NAME; SOURCE@PX sets the size, A+B joins two"
 )
+VECTORS = (  # is what a file holds
+    "holds vectors, not weights; in Python sslpipe.rank_features(dict(mine=..., theirs=...), "
+    "labels) ranks vectors"
+)
 
 
 @dataclass(frozen=True)
@@ -107,9 +111,7 @@ def parse_source(text: str | Path) -> Source:
             f"{by_name}; a source of weights is {EXPECTED}"
         )
     if path.suffix in (".npy", ".npz"):
-        raise WeightsError(
-            f"{text} holds vectors, not weights; sslpipe.rank_features compares vectors in Python"
-        )
+        raise WeightsError(f"{text} {VECTORS}")
     if path.is_dir():
         ours = kind is None and (
             (path / "recipe.json").is_file()

@@ -146,7 +146,13 @@ def test_a_small_stem_in_the_recipe_is_named_with_the_remedy(tmp_path, state):
 def test_files_that_are_not_there_or_too_many_are_named(tmp_path, state):
     assert "there is no" in refused(tmp_path / "none.pth")
     (tmp_path / "rows.npz").write_bytes(b"PK")
-    assert "vectors, not weights; sslpipe.rank_features" in refused(tmp_path / "rows.npz")
+    rows = {"features": torch.zeros(2, 3), "ids": torch.arange(2), "labels": torch.zeros(2)}
+    save_file(rows, tmp_path / "rows.safetensors")
+    for name in ("rows.npz", "rows.safetensors"):
+        text = refused(tmp_path / name)
+        assert "vectors, not weights" in text
+        assert "sslpipe.rank_features(" in text
+        (tmp_path / name).unlink()
     assert "there is no" in refused(f"timm/resnet18@{tmp_path}/none.pth")
     (tmp_path / "model.onnx").write_bytes(b"onnx")
     for kind in ("", "timm/resnet18@"):
