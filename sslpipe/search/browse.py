@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from pyarrow import parquet
 
 from sslpipe.arguments import checked
 from sslpipe.data.index import DatasetIndex
@@ -64,6 +66,8 @@ def browse(
     path = as_path(out, "out")
     if path.suffix != ".parquet":
         raise UserError(f"out = {str(path)!r}: a map is named .parquet")
+    for name in ("umap", "embedding_atlas") if show else ("umap",):
+        _import(name)  # before minutes of work
     search = ImageSearch(open_features(features, data), flatten=flatten)
     say(f"features {search.form}")
     count = write_map(search, path, say)
@@ -88,11 +92,8 @@ def write_map(
 
     Raises:
         DataError: There are too few images.
-        UserError: The extra `browse` is not installed.
+        UserError: UMAP is not installed.
     """
-    arrow = _import("pyarrow")
-    parquet = _import("pyarrow.parquet")
-    _import("umap")  # before all images are read
     split = search.splits[0] if search.has_splits else None
     rows = search.rows(0)
     pictures: dict[int, bytes] = {}
@@ -133,7 +134,7 @@ def write_map(
                 columns[f"{name}_column" if name in OWN else name] = split.column(name).show(ids)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        parquet.write_table(arrow.table(columns), temporary)
+        parquet.write_table(pa.table(columns), temporary)
     return len(ids)
 
 

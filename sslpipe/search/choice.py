@@ -190,7 +190,17 @@ def choose(
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / CHOICE, tree)
     heads, cells = table_cells(ranked, networks.candidates)
-    page = choice_page(images.rows, sentences, heads, cells, ranked, networks.features, SEED)
+    places = _places_shown(ranked, best)
+    page = choice_page(
+        images.rows,
+        sentences,
+        heads=heads,
+        cells=cells,
+        ranked=ranked,
+        places=places,
+        features=networks.features,
+        seed=SEED,
+    )
     write_atomically(out / PAGE, page)
     # the row to use as a backbone
     say(f"write {out / INSIDE}, and prove it in a clean process")
@@ -205,7 +215,7 @@ def choose(
     return Choice(
         answer=sentences,
         heads=heads,
-        rows=[cells[place] for place in _places_shown(ranked, best)],
+        rows=[cells[place] for place in places],
         best=best,
         backbone=out / INSIDE,
         page=out / PAGE,

@@ -24,7 +24,6 @@ from sslpipe.search.images import Hit, ImageSearch
 from sslpipe.search.ranking import (
     FEW_LABELLED,
     Ranked,
-    best_forms,
     best_single,
     is_clear,
     side_by_side,
@@ -209,18 +208,19 @@ def choice_page(
     heads: Sequence[str],
     cells: Sequence[Sequence[str]],
     ranked: Sequence[Ranked],
+    places: Sequence[int],
     features: Mapping[str, Embeddings],
     seed: int = 0,
 ) -> str:
     """Show the answer, the ranking as a table, and neighbours of the same queries side by side.
 
-    `heads` and `cells` are the table's, of the rows `ranked`; `features` those of each candidate.
+    `heads` and `cells` are the table's, of the rows `ranked`, of which those at `places` stand
+    above; `features` those of each candidate.
     """
-    best = best_forms(ranked)
     examples = []
     ids = next(iter(features.values())).ids
     queries = torch.from_numpy(permutation(len(ids), (seed, 1))[:QUERIES])
-    shown = [ranked[place] for place in best[:MOST_ROWS]]
+    shown = [ranked[place] for place in places[:MOST_ROWS]]
     for row in shown:
         rows = side_by_side(features, row.parts)
         if row.power is not None:
@@ -240,7 +240,7 @@ def choice_page(
             "sslpipe.search/choice.ranking",
             sentences=sentences[1:],
             heads=heads,
-            rows=[cells[place] for place in best],
+            rows=[cells[place] for place in places],
         ),
         "Neighbours": neighbours,
         "All rows": render("table", heads=heads, rows=cells),

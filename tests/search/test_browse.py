@@ -99,11 +99,20 @@ def test_mistakes_are_named(shop, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "embedding_atlas", None)
     with pytest.raises(UserError, match=re.escape(install("browse"))):
         browse.show_map(tmp_path / "map.parquet")
-    monkeypatch.setitem(sys.modules, "umap", None)
-    said = []
-    with pytest.raises(UserError, match=f"browse needs umap: {re.escape(install('browse'))}"):
-        browse.write_map(ImageSearch((few, str(data))), tmp_path / "map.parquet", said.append)
-    assert not said, "images were read before"
+
+
+@pytest.mark.parametrize("lacking", ["umap", "embedding_atlas"])
+def test_what_is_not_installed_is_named_before_anything_is_read(
+    shop, tmp_path, monkeypatch, lacking
+):
+    for name in ("umap", "embedding_atlas"):
+        monkeypatch.setitem(sys.modules, name, None if name == lacking else SimpleNamespace())
+    path, data, _ = shop
+    said: list[str] = []
+    with pytest.raises(UserError, match=f"browse needs {lacking}: {re.escape(install('browse'))}"):
+        sslpipe.browse(path, data, out=tmp_path / "map.parquet", say=said.append)
+    assert not said
+    assert not (tmp_path / "map.parquet").exists()
 
 
 def test_the_map_is_opened_by_the_command_that_is_printed(tmp_path, monkeypatch):
