@@ -224,9 +224,12 @@ def progress(task: str, total: int) -> Iterator[Callable[[int], None]]:
 
 def _plain(task: str, total: int) -> Callable[[int], None]:
     """Print a line every ten seconds, and a last one where there was one before."""
+    from sslpipe.run.log import clock
+
     lock = threading.Lock()
     done = 0
-    last = time.monotonic()
+    started = time.monotonic()
+    last = started
     said = False
 
     def advance(count: int) -> None:
@@ -236,7 +239,9 @@ def _plain(task: str, total: int) -> Callable[[int], None]:
             if (said and done == total) or time.monotonic() - last > PLAIN_EVERY_S:
                 last = time.monotonic()
                 said = True
-                say(f"{task}: {done}/{total}")
+                left = (last - started) * (total - done) / max(1, done)
+                to_go = f", {clock(left)} left" if done < total else ""
+                say(f"{task}: {done}/{total}{to_go}")
 
     return advance
 

@@ -128,7 +128,6 @@ class Protocols:
         self,
         name: str,
         plain: Pair,
-        say: Callable[[str], None],
         progress: Progress | None,
         *,
         use_up: bool,
@@ -143,19 +142,15 @@ class Protocols:
         both = self._parts if self._can_probe(name, plain) else flattened, flattened
         total = sum(map(len, both))
         with nullcontext() if progress is None else progress(f"evaluate {name}", total) as advance:
-            for parts, title in zip(both, (name, f"{name}, flattened"), strict=True):
+            for parts, is_flattened in zip(both, (False, True), strict=True):
                 pair = plain
                 power = None
-                if title != name:
-                    power, why, _ = choose_power(plain[0], seed=self.seed)
-                    say(f"{title}: {why}")
+                if is_flattened:
+                    power = choose_power(plain[0], seed=self.seed).power
                     train, test = plain
-                    train, test = whiten(train, test, power=power, in_place=use_up, say=say)
+                    train, test = whiten(train, test, power=power, in_place=use_up)
                     pair = train, test
-                say(f"{title}: kNN, retrieval, verification")
                 for part in parts:
-                    if part.linear:
-                        say(f"{name}: linear probes")
                     for column, result in part.score(pair[0], pair[1]):
                         results.append((name, power, column if column in columns else None, result))
                     if advance is not None:

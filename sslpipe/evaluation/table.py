@@ -75,7 +75,7 @@ def run_suite(
         leaked_by: How they were found.
         seed: Of all that is drawn.
         device: Where the features are searched, if it has float64; they are moved there.
-        say: Called with what comes next.
+        say: Called with what is kept after Ctrl-C.
         progress: Makes a progress bar for each set.
 
     Raises:
@@ -97,7 +97,6 @@ def run_suite(
 
     def measure(name: str, source: Pair | Callable[[], Pair]) -> None:
         if callable(source):
-            say(f"{name}: features")
             pair = _labelled(source(), left_out, device)
             _check_same_samples({first: ready[first], name: pair})
         else:
@@ -105,7 +104,7 @@ def run_suite(
         if name == start:
             rows = pair[1].features
             spread["start_uniformity"] = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
-        measured[name] = protocols.measure(name, pair, say, progress, use_up=callable(source))
+        measured[name] = protocols.measure(name, pair, progress, use_up=callable(source))
 
     try:
         for name, given in sets.items():

@@ -183,8 +183,7 @@ def whiten(
     *others: Embeddings,
     power: float = 1.0,
     in_place: bool = False,
-    say: Callable[[str], None] = lambda text: None,
 ) -> list[Embeddings]:
     """Whiten `fit_on` and the others, in their memory or anew, by `fit_whitening` of `fit_on`."""
-    whitening = fit_whitening(fit_on, power=power, say=say)
+    whitening = fit_whitening(fit_on, power=power)
     return [whitening(rows, in_place=in_place) for rows in (fit_on, *others)]

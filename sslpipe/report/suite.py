@@ -520,7 +520,6 @@ def find_leaks(splits: tuple[Split, Split], sets: Sets, embedding: Embedding) ->
     def pixels() -> Pair:
         made = sets["pixels"]
         if callable(made):
-            embedding.say("pixels: features")
             made = made()
             if sum(rows.features.nbytes for rows in made) <= MOST_KEPT_PIXELS:
                 sets["pixels"] = made  # else made again, in seconds, when their turn comes

@@ -38,13 +38,14 @@ def test_a_terminal_has_a_bar_with_the_time_to_go_and_messages_above_it(shown):
     assert "skipped: one\n" in text.getvalue()
 
 
-def test_a_log_has_a_line_each_ten_seconds_and_the_end(shown, monkeypatch):
+def test_a_log_has_a_line_each_ten_seconds_with_the_time_to_go_and_the_end(shown, monkeypatch):
     text, clock = shown(False), iter(range(0, 1000, 6))
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with terminal.progress("embed", 6) as advance:
         for _ in range(6):
             advance(1)
-    assert text.getvalue() == "embed: 2/6\nembed: 4/6\nembed: 6/6\n"
+    lines = ["embed: 2/6, 0:36 left", "embed: 4/6, 0:18 left", "embed: 6/6"]
+    assert text.getvalue().splitlines() == lines
 
 
 def test_what_takes_no_time_is_no_line_of_a_log(shown):
