@@ -39,7 +39,7 @@ class Check(NamedTuple):
             _table("this can be trained", self.rows),
             *(Text(f"warning: {warning}", style="yellow") for warning in self.warnings),
             settings_table(self.recipe),
-            _table("views", _view_rows(self.views)),
+            _views_table(self.views),
             _table("details", self.details),
         )
 
@@ -73,6 +73,16 @@ def _written(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(_written(item) for item in value)}]"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _views_table(views: tuple[dict[str, Any], ...]) -> RenderableType:
+    """Make the table of what the views do; what they do not is one line below it."""
+    rows = _view_rows(views)
+    unused = [name for name, text in rows if text == "0"]
+    return Group(
+        _table("views", [row for row in rows if row[0] not in unused]),
+        Text(f"\nat 0: {', '.join(unused)}"),
+    )
 
 
 def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:

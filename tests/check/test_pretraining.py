@@ -344,6 +344,12 @@ def test_the_tables_show_everything_and_cut_no_digest(checked):
         assert expected in text
     (row,) = [row for row in text.splitlines() if row.strip().startswith("blur_prob")]
     assert "1 | 0.1" in row  # views that differ, side by side
+    # each setting of the views once, those that do nothing in one line
+    _, _, views = text.partition("\nviews")
+    views, _, _ = views.partition("\ndetails")
+    words = views.replace(",", " ").split()
+    assert [words.count(key) for key in result.views[0]] == [1] * len(result.views[0])
+    assert not [line for line in views.splitlines() if re.fullmatch(r" *\w+ +0 *", line)]
 
 
 def test_the_command_prints_the_check_or_one_line(tmp_path, index, monkeypatch):
