@@ -139,7 +139,7 @@ def find_named_images(
     if not folders:
         raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
     by_folder: dict[str, list[Path]] = {each.name: [] for each in folders}
-    loose = []
+    loose: list[Path] = []
     for path in find_images(folder, image_type):
         parts = path.relative_to(folder).parts
         (loose if len(parts) == 1 else by_folder[parts[0]]).append(path)
