@@ -57,7 +57,7 @@ class DietLoss(Objective):
         return global_mean(total, torch.full_like(total, len(outputs)))
 
     def refuses(self, samples: int, *, paired: bool) -> str | None:
-        """Return why not: too few outputs for the images, or [pairs]. See `Objective.cannot`."""
+        """Return why not: too few outputs for the images, or [pairs]. See `Objective.refuses`."""
         if paired:
             return "names each view by its own image, so that [pairs] has no meaning; leave it out"
         if self.dim is not None and self.dim < samples:

@@ -95,7 +95,7 @@ def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
     check_precision(precision, PartialState().device.type)
     AcceleratorState._reset_state()  # else a process's second run gets its first one's precision
     ddp = DistributedDataParallelKwargs(
-        # each rank's are equal under global statistics, and its own under local ones
+        # each rank's are equal: their statistics are over all processes
         broadcast_buffers=False,
         gradient_as_bucket_view=True,  # no copies between gradients and messages
         # a backbone that is frozen at first has no gradients to wait for

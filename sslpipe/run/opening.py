@@ -93,7 +93,9 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     optimizer_of_all = plan.optimizer(parts)
     compiled = parts.model
     if config.compile != "off":
-        compiled = cast(nn.Module, torch.compile(parts.model, mode=config.compile))
+        # a graph for each size of views: a resumed run, which may see one size, has the same graphs
+        model = torch.compile(parts.model, mode=config.compile, dynamic=False)
+        compiled = cast(nn.Module, model)
     wrapped, optimizer = wrap(accelerator, compiled, optimizer_of_all)
     projector_first = ProjectorFirst(parts.first_frozen(), recipe.tune.projector_first_steps)
     cache = _gradient_cache(plan, parts, wrapped, held)
