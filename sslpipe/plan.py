@@ -325,8 +325,9 @@ def held_out_images_say_little(plan: Pretraining, parts: Parts) -> Iterator[str]
     if not len(plan.watched):
         unlabelled = "" if scores_knn else " for scores without labels"
         yield f"no useful held-out kNN: {doubt}; nothing is monitored; set {settings}{unlabelled}"
-    else:
-        remedy = f"; set {settings}" if scores_knn and settings else ""
+        return
+    remedy = f"; set {settings}" if scores_knn and settings else ""
+    if remedy or plan.recipe.data.holdout_from != "all":  # "all" asks for scores without labels
         yield f"no useful held-out kNN: {doubt}; scores without labels are logged{remedy}"
 
 
