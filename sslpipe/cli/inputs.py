@@ -150,7 +150,7 @@ def find_named_images(
             say(f"skipped: {folder / name} holds no image")
     if loose:
         more = f" and {len(loose) - 1:,} more" * (len(loose) > 1)
-        say(f"skipped: {loose[0]}{more}: in the folder of no name")
+        say(f"skipped: {loose[0]}{more}: not in a folder, so without a name")
     return [(class_of(name) or name, path) for name, own in by_folder.items() for path in own]
 
 

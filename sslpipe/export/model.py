@@ -124,7 +124,9 @@ class FrozenBackbone(SavedBackbone):
         stored = self.view.config()
         named = "--crops, --reduce, --resize-px"
         if given and "views" in stored:
-            raise UserError(f"{named}: the parts of {self.name} have views of their own")
+            raise UserError(
+                f"{named}: the parts of {self.name} have views of their own; leave them out"
+            )
         try:
             view = EvalView.from_config(stored | given)
         except ValueError as error:

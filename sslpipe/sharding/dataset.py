@@ -229,7 +229,9 @@ def index_tars(
     """
     _check_counts({"num_workers": num_workers})
     listed = [folders] if isinstance(folders, str | Path) else [*folders]
-    if out is None and len(listed) != 1:
+    if not listed:
+        raise DataError("folders = [] names none; give the folder of the tars, or several")
+    if out is None and len(listed) > 1:
         raise DataError("several folders become one data set in a folder that --out names")
     target = Path(listed[0] if out is None else out)
     names = tuple(classes) if isinstance(classes, list | tuple) else ()
