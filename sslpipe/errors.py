@@ -23,6 +23,7 @@ _OPTION = re.compile(
     """,
     re.VERBOSE,
 )
+_NUMBER = re.compile(r"-?\d+(\.\d*)?(e-?\d+)?")
 # options that take no value, but for --no-NAME
 FLAGS = frozenset(
     {
@@ -88,13 +89,14 @@ def _as_argument(option: re.Match[str]) -> str:
     """Return an option, with the value behind it if any, as the argument of a call."""
     name = option["name"].replace("-", "_")
     value = option["value"] or ""
-    if value and value[0] not in "'\"" and not value[0].isdigit():
+    if value and value[0] not in "'\"" and not _NUMBER.fullmatch(value):
         value = repr(value)
     value = value or option["placeholder"] or ""
     if name == "plugin":
         return f"sslpipe.load_plugins({value})" if value else "sslpipe.load_plugins"
     if name == "format":
         name = "formats"
+        value = f"[{value}]" if value else ""
     if option["no"] or name in FLAGS:
         return f"{name}={not option['no']}" + (f" {value}" if value else "")
     return f"{name}={value}" if value else name

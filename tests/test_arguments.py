@@ -43,6 +43,11 @@ def test_help_shows_each_argument_and_its_type_in_a_few_words(name):
         (lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, k="5"), "k = '5' .* whole number"),
         (lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, k=True), "k = True .* whole number"),
         (lambda: sslpipe.build_dataset("out", root="in", skip_bad="no"), "skip_bad = 'no' .*True"),
+        (lambda: sslpipe.index_tars([]), r"folders = \[\] .*give the folder"),
+        (
+            lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, labels_per_class=0),
+            "labels_per_class = 0 .*1 or more",
+        ),
         (lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, vote="both"), "vote = 'both' .*weighted"),
         (lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, vote="majorty"), "mean 'majority'"),
         (lambda: sslpipe.retrieval(ROWS, LABELS, k=5), r"k = 5 .*give \[5\]"),
@@ -203,6 +208,17 @@ def test_each_option_in_a_message_is_an_argument_of_a_call():
     assert {"root", "skip-bad", "against", "init", "checkpoint"} <= named
 
 
+def test_a_value_behind_an_option_in_a_message_is_quoted():
+    """In Python a name with a blank or a comma would else end there."""
+    ours = {"checkpoint={older[-1]}", "ids={wrong[0]}", "test-fraction={fraction}"}
+    found = set()
+    for file in (ROOT / "sslpipe").rglob("*.py"):
+        if "cli" not in file.as_posix():
+            found |= set(re.findall(r"--([a-z-]+=\{[^}]*\})", file.read_text()))
+    found -= {each for each in found if "!r}" in each or "shlex.quote" in each or ":." in each}
+    assert found == {*ours, "site={path}"}  # the last is of a command alone
+
+
 def test_options_without_a_value_are_those_of_the_commands():
     options = set()
     for name in COMMANDS:
@@ -222,6 +238,9 @@ def test_options_without_a_value_are_those_of_the_commands():
         ("mend it, or give --skip-bad", "mend it, or give skip_bad=True"),
         ("give --no-labels to use all", "give labels=False to use all"),
         ("leave --init out (--data, --split)", "leave init out (data, split)"),
+        ("add a format (--format=onnx), or", "add a format (formats=['onnx']), or"),
+        ("--ids=-1 is", "ids=-1 is"),
+        ("--root=2024_photos is", "root='2024_photos' is"),
         ("add --plugin=mine.py", "add sslpipe.load_plugins('mine.py')"),
         ("of a--b.png, '--root' and /--x/", "of a--b.png, '--root' and /--x/"),
         ("`sslpipe embed --split test` and --out", "`sslpipe embed --split test` and out"),
@@ -252,6 +271,11 @@ def photos(tmp_path_factory):
 MISTAKES = [
     ("build_dataset('x', root='nowhere')", "shards build x --root nowhere", "root"),
     ("build_dataset('x')", "shards build x", "root"),
+    (
+        "build_dataset('x', root='my photos')",
+        "shards build x --root 'my photos'",
+        "root='my photos'",
+    ),
     ("build_dataset('x', root='bad')", "shards build x --root bad", "skip_bad=True"),
     ("build_dataset('x', 'csv')", "shards build x --source csv", "csv"),
     ("build_dataset('x', csv='list.csv')", "shards build x --csv list.csv", "csv"),

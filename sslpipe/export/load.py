@@ -91,7 +91,7 @@ def load_backbone(
         parsed = replace(fetch(parsed), px=parsed.px)
     is_run = parsed.scheme == "sslpipe" and (parsed.path / "recipe.json").exists()
     if checkpoint is not None and not is_run:
-        raise UserError(f"--checkpoint={checkpoint} is for a run directory; {source} is not one")
+        raise UserError(f"--checkpoint={checkpoint!r} is for a run directory; {source} is not one")
     if parsed.scheme == "join":
         model = join([load_backbone(part.text) for part in parsed.parts], parsed.text)
     elif parsed.scheme == "sslpipe":

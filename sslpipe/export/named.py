@@ -41,7 +41,7 @@ def open_init(
     """
     if source is None or isinstance(source, FrozenBackbone):
         if checkpoint is not None:
-            raise UserError(f"--checkpoint={checkpoint} is for an --init that is a run directory")
+            raise UserError(f"--checkpoint={checkpoint!r} is for an --init that is a run directory")
         return source
     if run_dir is not None and (run_dir / KEPT).exists():
         kept = init_facts(read_folder(run_dir / KEPT))["source"]

@@ -40,14 +40,14 @@ def load_module(name: str) -> ModuleType:
                 sys.path.append(os.getcwd())
             module = importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a plug-in may fail in any way
-        text = f"--plugin={name} cannot be imported: {describe_error(error)}"
+        text = f"--plugin={name!r} cannot be imported: {describe_error(error)}"
         frames = traceback.extract_tb(error.__traceback__)
         of_plugin = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
         if of_plugin:  # it came so far; the text of a SyntaxError has file and line
             text += f" ({of_plugin[-1].filename}, line {of_plugin[-1].lineno})"
         raise UserError(text) from error
     if module.__file__ is None:
-        raise UserError(f"--plugin={name} has no source file; name one of its modules that has")
+        raise UserError(f"--plugin={name!r} has no source file; name one of its modules that has")
     _versions[module.__name__] = f"sha256:{sha256_of(Path(module.__file__))}"
     return module
 

@@ -269,7 +269,7 @@ def load_compared(
     names = {*taken}
     for source in sources:
         if any(source == other.source for other in others):
-            raise UserError(f"--against={source} is given twice; leave one out")
+            raise UserError(f"--against={str(source)!r} is given twice; leave one out")
         others.append(Other(short_name(source, names), source, load_backbone(source)))
         names.add(others[-1].name)
     start, said = _find_start(model, backbone, others, names)

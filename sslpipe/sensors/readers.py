@@ -101,7 +101,7 @@ def _guarded(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
         raise
     except _Ambiguous as error:
         raise UnknownPages(
-            f"{path} has {error}; say what they are: --pages channels or --pages samples"
+            f"{path} has {error}; say what they are: --pages=channels or --pages=samples"
         ) from error
     except ImportError as error:
         raise DataError(
@@ -455,7 +455,7 @@ def _open_dicom(path: Path, pages: Pages, size: int) -> Planes:
     bits = int(header.BitsAllocated)
     raw = np.dtype(f"{'i' if header.get('PixelRepresentation') else 'u'}{max(1, bits // 8)}")
     if pages.pages == "channels" and frames > 1:
-        raise BadSample(f"{frames} frames, which are images: leave --pages channels out")
+        raise BadSample(f"{frames} frames, which are images: leave --pages=channels out")
     _check_decoded(sides, raw)
     slope, intercept = rescale = _rescale(header)
     syntax = header.file_meta.get("TransferSyntaxUID")

@@ -89,7 +89,7 @@ def parse_sensors(
         if value and not there:
             raise DataError(f"{option} needs {needed}")
     if nan is not None and not abs(nan) < 3e38:
-        raise DataError(f"--nan={nan} is itself no finite value of float32")
+        raise DataError(f"--nan: {nan} is itself no finite value of float32")
     if channels is None and tile is None:
         raise DataError(
             "name the channels with --channels, or cut 8-bit RGB scenes with --tile; whole 8-bit "
@@ -242,7 +242,7 @@ def _grouped(
             groups.setdefault(f"{name[:start]}*{name[end:]}", {})[match[CHANNEL]] = number
     if not groups:
         raise DataError(
-            f"--name-pattern: no file's channel is one of --channels={','.join(wanted)}"
+            f"--name-pattern: no file's channel is one of --channels={','.join(wanted)!r}"
         )
     for name, own in groups.items():
         for channel in wanted:

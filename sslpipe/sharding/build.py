@@ -139,7 +139,7 @@ def write_shards(
     """
     _check_source(source, options)
     if split_by and not test_fraction:
-        raise DataError(f"--split-by={split_by} needs --test-fraction, the share that is cut")
+        raise DataError(f"--split-by={split_by!r} needs --test-fraction, the share that is cut")
 
     # every image of the source, its label, its split
     read = SOURCES[source] if isinstance(source, str) else source

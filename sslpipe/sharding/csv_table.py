@@ -109,7 +109,7 @@ def _read_list(options: SourceOptions, root: Path, text: str) -> dict[str, Image
     named = [(match[1], match[2]) for match in labelled if match and is_image(Path(match[1]))]
     has_labels = len(named) == len(lines) and not any(is_image(Path(line)) for line in lines)
     if options.fields:
-        raise DataError(f"--columns={options.fields[0]}: a list of paths has no columns")
+        raise DataError(f"--columns={options.fields[0]!r}: a list of paths has no columns")
     split = options.split and (split_of(options.split) or options.split)
     rows: list[Row] = [(place_of(root, line), None) for line in lines]
     if has_labels:

@@ -105,7 +105,7 @@ def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
             both = " and ".join(map(shown, sorted(begins)))
             raise DataError(
                 f"{folder}: tars that begin with {both} mean one split, {name}; rename some, or "
-                f"give --split={name} for all"
+                f"give --split={name!r} for all"
             )
     return groups
 
@@ -292,7 +292,7 @@ def check_columns(folder: Path, splits: Iterable[str], columns: SourceOptions) -
     if fields and not (columns.columns or columns.name_pattern):
         raise DataError(
             f"{folder / 'dataset.json'} has columns of these splits: give "
-            f'--columns={",".join(fields)!r} to read them again, or --columns "" to drop them'
+            f'--columns={",".join(fields)!r} to read them again, or --columns="" to drop them'
         )
 
 

@@ -79,9 +79,10 @@ def _join_columns(manifests: Mapping[Path, Manifest]) -> tuple[ColumnSpec, ...]:
                 continue  # in no KEY.json, see `built_paths`
             spec = specs.setdefault(name, ColumnSpec(name, name, entry.kind))
             if spec.kind != entry.kind:
+                as_text = f"{name}:text"
                 raise DataError(
                     f"column {name!r} is {entry.kind} in {folder}, and {spec.kind} in others; give "
-                    f"--columns={name}:text"
+                    f"--columns={as_text!r}"
                 )
     return tuple(specs.values())
 

@@ -113,10 +113,10 @@ class SourceOptions:
 
 
 # what --root may be instead of a folder
-_LIST = "for a list or table give --source=csv --csv={file}"
+_LIST = "for a list or table give --source=csv --csv={file!r}"
 _OF_FILES = {
     **dict.fromkeys((".csv", ".tsv", ".txt", ".lst"), _LIST),
-    **dict.fromkeys((".parquet", ".arrow"), "give --source=parquet --root={file}"),
+    **dict.fromkeys((".parquet", ".arrow"), "give --source=parquet --root={file!r}"),
     ".tar": "give the folder of webdataset tars to `sslpipe shards index`, or unpack it",
     **dict.fromkeys((".zip", ".tgz", ".gz", ".7z", ".rar"), "unpack it, and give that folder"),
 }
@@ -349,7 +349,7 @@ def _where_instead(path: Path, root: Path) -> str:
     if len(parts) <= len(elsewhere.parts):
         base = elsewhere.parents[len(parts) - 1]
         if listed_file(base.joinpath(*parts)) == elsewhere:
-            return f"; {elsewhere} is there: give --root={base}"
+            return f"; {elsewhere} is there: give --root={str(base)!r}"
     return f"; {elsewhere} is there: write the paths of the list relative to --root"
 
 
@@ -377,8 +377,8 @@ def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
         suffix = options.root.suffix.lower()
         remedy = _OF_FILES.get(suffix, "") if options.root.is_file() else ""
         raise DataError(
-            f"--root={options.root} is not a folder; "
-            + remedy.format(file=options.root)
+            f"--root={str(options.root)!r} is not a folder; "
+            + remedy.format(file=str(options.root))
             + "give the one that holds the images; for a table, parquet or idx files see --source"
             * (not remedy)
         )

@@ -102,7 +102,7 @@ def read_splits(names: Iterable[str], where: str, only: str | None = None) -> di
         raise DataError(
             f"{where} holds both splits and {shown(others[0])}: {shown(first)} means the split "
             f"{sure[first]}; move one of them elsewhere, rename it, read one split alone with "
-            f"--split={sure[first]}, or where {shown(first)} is a class put all classes into one "
+            f"--split={sure[first]!r}, or where {shown(first)} is a class put all classes into one "
             "folder named train"
         )
     _check_once(sure, where)

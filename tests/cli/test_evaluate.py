@@ -383,7 +383,7 @@ def test_an_export_keeps_no_features_and_each_source_has_its_name(run, stranger,
     assert "and run are the same weights" in said
     assert sorted((tmp_path / "weights").rglob("*")) == files
     refused(
-        evaluate_tool, [*arguments, "--against", stranger], "--against=.*weights is given twice"
+        evaluate_tool, [*arguments, "--against", stranger], "--against=.*weights' is given twice"
     )
     refused(evaluate_tool, [*arguments, "--against", "nothing-here"], "nothing-here")
 

@@ -171,7 +171,7 @@ def test_tars_are_of_the_split_that_their_names_mean(files, splits, tmp_path):
 def test_two_names_of_one_split_and_tars_in_folders_are_refused_with_a_remedy(tmp_path, capsys):
     for name in ("a/train2014-0", "a/train2017-0", "b/val/0"):
         write_tar(tmp_path / f"{name}.tar", ("a.png", grey_png(1)))
-    assert "--split=train" in error_of(capsys, "index", tmp_path / "a")
+    assert "--split='train'" in error_of(capsys, "index", tmp_path / "a")
     error = error_of(capsys, "index", tmp_path / "b")
     assert "val" in error
     assert "--out" in error
@@ -329,7 +329,7 @@ def test_columns_and_images_of_joined_folders_are_of_one_type(tmp_path, capsys):
         words = ("--root", tmp_path / f"photos{k}", "--name-pattern", r"(?P<number>\w+)\.png")
         assert run("build", folders[-1], *words) == 0
     words = ("index", *folders, "--out", tmp_path / "out")
-    assert "--columns=number:text" in error_of(capsys, *words)
+    assert "--columns='number:text'" in error_of(capsys, *words)
     assert run(*words, "--columns", "number:text") == 0
     column = load_index(tmp_path / "out").split("train").column("number")
     assert column.show([0, 1]) == ["7", "x"]

@@ -89,16 +89,16 @@ def test_names_with_blanks_in_a_list_are_no_classes(tmp_path, photos):
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("id4", "--root={photos}/deep"),
-        ("id4.PNG", "--root={photos}/deep"),
-        ("deep\\id4.PNG", "--root={photos}"),
+        ("id4", "--root='{photos}/deep'"),
+        ("id4.PNG", "--root='{photos}/deep'"),
+        ("deep\\id4.PNG", "--root='{photos}'"),
         ("C:\\me\\deep\\id4.PNG", "relative to --root"),
         ("/home/me/id4.PNG", "relative to --root"),
     ],
 )
 def test_where_the_files_of_a_list_lie_is_said(tmp_path, photos, capsys, name, remedy):
     (tmp_path / "list.csv").write_text(f"path,label\n{name},a\n")
-    root = tmp_path if remedy.endswith("photos}") else photos
+    root = tmp_path if remedy.endswith("photos}'") else photos
     words = ["--source", "csv", "--csv", tmp_path / "list.csv", "--root", root]
     error = error_of(capsys, "build", tmp_path / "out", *words)
     assert error.endswith(remedy.format(photos=photos))
@@ -107,8 +107,8 @@ def test_where_the_files_of_a_list_lie_is_said(tmp_path, photos, capsys, name, r
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("list.txt", "--source=csv --csv={file}"),
-        ("a.parquet", "--source=parquet --root={file}"),
+        ("list.txt", "--source=csv --csv='{file}'"),
+        ("a.parquet", "--source=parquet --root='{file}'"),
         ("a.tar", "shards index"),
         ("a.ZIP", "unpack"),
     ],
