@@ -19,7 +19,7 @@ from sslpipe.random import permutation
 from sslpipe.report.embeddings import search
 from sslpipe.report.page import command_page, percent, render
 from sslpipe.report.pictures import THUMB_PX, shortest_uri, thumbnails
-from sslpipe.search.candidates import Candidate
+from sslpipe.search.candidates import Candidate, two_sizes
 from sslpipe.search.images import Hit, ImageSearch
 from sslpipe.search.ranking import (
     FEW_LABELLED,
@@ -100,12 +100,12 @@ def answer(
     costs = f"It costs {_priced(best, found)}."
     if lacking is not None:
         advice = f"Without labels, use {best.name}"
-        if len(best.parts) > 1:
+        if best.parts in two_sizes(found.values()):
             advice += ": one network at two sizes has been the better guess, docs/graded.md."
         else:
             advice += (
                 f": it finds an image's other corner first in {best.score:.1%} of cases. One "
-                "network at two sizes has been the better guess, docs/adapting.md: --px twice."
+                "network at two sizes has been the better guess, docs/graded.md: --px twice."
             )
         return [advice, costs, f"Labels did not choose: {lacking}."]
     first = ranked[0]

@@ -224,9 +224,9 @@ def to_use(ranked: Sequence[Ranked], two_sizes: Collection[Parts] = ()) -> Ranke
 
     That is the first one, where it is clearly better than the best single network as it is. Else
     that network at two sizes, flattened by UNLABELLED_POWER, where labels are few: then that was
-    the better guess (docs/graded.md). Without labels it is so for the network that ranks first.
-    Else the first one, where it was better on the classes that did not choose, or the single
-    network, which costs less.
+    the better guess (docs/graded.md); without labels it is the first network at two sizes. Else
+    the first one, where it was better on the classes that did not choose, or the single network,
+    which costs less.
 
     Args:
         ranked: The rows, the first one first.

@@ -1,6 +1,7 @@
 """Planted features: the ranking finds what is known to be better, with labels and without."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.flatten import POWERS, choose_power, why_unlabelled
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.search import pages, ranking
+from sslpipe.search.candidates import Candidate
 from sslpipe.search.ranking import (
     SEEN,
     CornerViews,
@@ -240,6 +242,29 @@ def test_images_of_seen_classes_are_searched_too_and_those_without_a_label_are_n
             near[n] = -2
             hits.append(bool(rows.labels[near.argmax()] == rows.labels[n]))
         assert plain.values["Recall@1"] == pytest.approx(np.mean(hits))
+
+
+def test_without_labels_only_two_sizes_of_one_network_are_called_that():
+    def found_of(*names):
+        """NAME@PX -> a candidate; the name is that of the weights."""
+        found = {}
+        for name in names:
+            weights, _, px = name.partition("@")
+            config = SimpleNamespace(weights_sha256=weights, backbone=SimpleNamespace(kind="timm"))
+            view = SimpleNamespace(crop_px=int(px))
+            model = SimpleNamespace(config=config, view=view, num_features=8)
+            found[name] = Candidate(name, name, model, ms=1.0, megabytes=1.0)
+        return found
+
+    for parts, is_usual in (
+        (("a@64", "a@96"), True),
+        (("a@96", "b@96"), False),
+        (("a@96",), False),
+    ):
+        row = Ranked(parts, 0.25, score=0.5, values={}, more={}, p=1.0)
+        advice, *_ = pages.answer([row], row, found_of("a@64", "a@96", "b@96"), lacking="none has any")
+        assert row.name in advice
+        assert ("--px twice" in advice, "50.0%" in advice) == (not is_usual, not is_usual)
 
 
 @pytest.mark.promise(14)
