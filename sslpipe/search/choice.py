@@ -441,5 +441,7 @@ def _shards(data: DatasetIndex | str | Path, out: Path, say: Say) -> DatasetInde
     shards = out / f"shards-{digest[:8]}"  # of these very files
     if not (shards / "dataset.json").is_file():
         say(f"{folder}: write its images as shards into {shards}")
-        build_dataset(shards, root=folder, skip_bad=True)
+        built = build_dataset(shards, root=folder, skip_bad=True)
+        for line in [*(f"skipped: {each}" for each in built.skipped), *built.report.lines()]:
+            say(line)
     return shards / "dataset.json"

@@ -1,6 +1,7 @@
 """`sslpipe choose` answers on shards and folders, with labels and without, and says what fails."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -211,6 +212,23 @@ def test_other_weights_and_other_images_are_embedded_anew(call, models, photos, 
     for words in ([models[0]], [models[1]], [models[1], "--most", 20]):
         call("choose", *words, "--data", data, "--out", out)
     assert files[0].read_bytes() == before
+
+
+def test_what_a_folder_loses_as_shards_is_said(call, models, photos, tmp_path):
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    clear = Image.new("RGBA", (24, 20), (0, 0, 0, 0))
+    clear.save(folder / "a" / "clear.png")
+    (folder / "b" / "torn.png").write_bytes(b"no image")
+    (folder / "c" / "film.mp4").write_bytes(b"a film")
+    _, errors = call("choose", models[0], "--data", folder, "--out", tmp_path / "out")
+    lines = errors.splitlines()
+    for name, start in (
+        ("clear.png", "images: "),
+        ("torn.png", "skipped: "),
+        (".mp4", "skipped: "),
+    ):
+        assert [line for line in lines if name in line and line.startswith(start)], name
 
 
 def test_without_labels_it_says_so(call, models, photos, tmp_path):

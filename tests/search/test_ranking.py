@@ -262,7 +262,9 @@ def test_without_labels_only_two_sizes_of_one_network_are_called_that():
         (("a@96",), False),
     ):
         row = Ranked(parts, 0.25, score=0.5, values={}, more={}, p=1.0)
-        advice, *_ = pages.answer([row], row, found_of("a@64", "a@96", "b@96"), lacking="none has any")
+        advice, *_ = pages.answer(
+            [row], row, found_of("a@64", "a@96", "b@96"), lacking="none has any"
+        )
         assert row.name in advice
         assert ("--px twice" in advice, "50.0%" in advice) == (not is_usual, not is_usual)
 
