@@ -5,7 +5,7 @@ import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyarrow import csv
@@ -13,6 +13,7 @@ from pyarrow import csv
 from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError
 from sslpipe.portable import open_regular
+from sslpipe.sharding.report import Group
 from sslpipe.sharding.sources import (
     Images,
     Row,
@@ -31,6 +32,7 @@ from sslpipe.sharding.tables import (
     gets_rows,
     image_columns,
     table_fields,
+    unread_columns,
 )
 
 _LABELLED = re.compile(r"(.+?)[\s,;]+(\S+)")  # a path and its class
@@ -53,7 +55,7 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
         raw = read_file(path, pipe=True)
         if options.image_column not in _header(raw, _delimiter(raw, options.image_column)):
             return _read_list(options, root, raw.decode(errors="surrogateescape"))
-    table, has_rows = _read_csv(options, path)
+    table, has_rows, left_out = _read_csv(options, path)
     if not len(table):
         raise DataError(f"{path} has no rows below its first line, which names the columns")
     paths = _filled(table, options.image_column, path)
@@ -77,7 +79,8 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     if has_rows:
         for split, own in images.items():
             images[split] = replace(own, together=own.cells[ROW].to_numpy())
-    return images
+    first, own = next(iter(images.items()))
+    return {**images, first: replace(own, left_out=[*own.left_out, *left_out])}
 
 
 @runtime_checkable
@@ -126,11 +129,16 @@ def _filled(table: Any, column: str, path: Path) -> list[str]:
     return texts
 
 
-def _read_csv(options: SourceOptions, path: Path) -> tuple[Any, bool]:
-    """Read the columns that are asked for, as texts, a row an image; and whether ROW is added.
+class _Table(NamedTuple):
+    """The columns of a CSV file that are asked for, as texts, a row an image."""
 
-    Raises: DataError.
-    """
+    cells: Any  # pyarrow.Table
+    has_rows: bool  # ROW is one of them, and was none of the file
+    left_out: list[Group]  # the other columns
+
+
+def _read_csv(options: SourceOptions, path: Path) -> _Table:
+    """Read a CSV file. Raises: DataError."""
     try:
         with open_regular(path, pipe=True) as file:
             raw = file.read()
@@ -155,7 +163,8 @@ def _read_csv(options: SourceOptions, path: Path) -> tuple[Any, bool]:
             ),
         )
         table = a_row_an_image(table, images, options.image_column)
-        return table, gets_rows(images, columns)
+        left_out = unread_columns(columns, {*wanted, options.label_column})
+        return _Table(table, gets_rows(images, columns), left_out)
     except DataError:
         raise
     except OSError as error:

@@ -36,6 +36,7 @@ from sslpipe.sharding.tables import (
     gets_rows,
     image_columns,
     table_fields,
+    unread_columns,
 )
 
 _SAY_NOTHING = GENERIC | {"", "part", "parts", "shard", "chunk", "file"}  # beginnings of names
@@ -105,7 +106,11 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
         if split in with_rows:
             own = replace(own, together=own.cells[ROW].to_numpy())
         images[split] = own
-    return images
+    there = [*dict.fromkeys(name for paths in chosen.values() for name in _columns(paths[0]))]
+    read = {*image_columns(column, there), options.label_column, *options.fields}
+    left_out = unread_columns(there, read)
+    first, own = next(iter(images.items()))
+    return {**images, first: replace(own, left_out=[*own.left_out, *left_out])}
 
 
 class _File(NamedTuple):

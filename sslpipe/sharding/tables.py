@@ -1,6 +1,6 @@
 """What tables of all kinds have that list images: columns, of which some hold images."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyarrow import compute, types
 
 from sslpipe.errors import DataError, did_you_mean
+from sslpipe.sharding.report import Group
 from sslpipe.sharding.sources import SourceOptions
 
 ROW = "row"  # column of the rows of several images, for [pairs]
@@ -27,6 +28,13 @@ def table_fields(options: SourceOptions, images: Sequence[str], there: Sequence[
     """Return the columns to read, but for ROW, which rows of several images get."""
     is_added = gets_rows(images, there)
     return [name for name in options.fields if not (is_added and name == ROW)]
+
+
+def unread_columns(there: Sequence[str], read: Collection[str | None]) -> list[Group]:
+    """Count the columns, or keys of JSON, that are not among those read, for the report."""
+    others = [name for name in there if name not in read]
+    what = "columns that no option names"
+    return [Group(what=what, count=len(others), example=others[0])] if others else []
 
 
 def a_row_an_image(table: Any, columns: Sequence[str], name: str) -> Any:

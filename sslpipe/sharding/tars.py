@@ -29,6 +29,7 @@ from sslpipe.sharding.sources import (
     root_folder,
 )
 from sslpipe.sharding.split_names import split_of
+from sslpipe.sharding.tables import unread_columns
 
 LABEL_COLUMN = "label"  # the default of --label-column, for which KEY.cls comes first
 MOST_LABEL_BYTES = 1024
@@ -71,13 +72,16 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
         each for split in chosen for tar in tars[split] for each in _within(tar, tar.unusual)
     ]
     skipped = merge_groups(said)
+    trees = [tree for split in chosen for tar in tars[split] for tree in tar.trees]
+    keys = sorted({key for tree in trees for key in tree})
+    unread_keys = unread_columns(keys, {options.label_column, *options.fields})
     doubts = [
         *merged_classes(all_labels),
         *group_lines(merge_groups(unusual)),
         *unread(skipped, groups[chosen[0]][0]),
         *_unnamed(tars, options),
     ]
-    return {**images, chosen[0]: replace(first, left_out=skipped, doubts=doubts)}
+    return {**images, chosen[0]: replace(first, left_out=[*skipped, *unread_keys], doubts=doubts)}
 
 
 def _read_tar(path: Path, options: SourceOptions) -> _Tar:

@@ -9,16 +9,18 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from pyarrow import csv as pa_csv
 from pyarrow import parquet
 
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import parse_columns
+from sslpipe.sharding.dataset import build_dataset
 from sslpipe.sharding.gather import columns_of_images
 from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import Images, SourceOptions
-from tests.helpers.shards import error_of, grey, grey_png, run
+from tests.helpers.shards import error_of, grey, grey_png, run, write_tar
 
 BIRDS = "file,species,fold\n0.png,8,a\n1.png,9,b\n2.png,10,a\n3.png,11,b\n"
 
@@ -53,6 +55,44 @@ def test_a_table_without_the_column_of_images_is_refused_with_the_columns_that_i
     table.write_text(table.read_text().replace("path;", "pth;"))
     with pytest.raises(DataError, match=r"no column 'path'; did you mean 'pth'.*pth, label, note"):
         read_csv(table)
+
+
+@pytest.mark.promise(17)
+@pytest.mark.parametrize("source", ["csv", "a table in memory", "parquet", "tars"])
+@pytest.mark.parametrize(
+    ("asked", "count", "example"),
+    [({}, 2, "price"), ({"columns": "price"}, 1, "vendor"), ({"columns": "price,vendor"}, 0, "")],
+)
+def test_columns_that_no_option_names_are_one_line(tmp_path, source, asked, count, example):
+    texts = {"label": ["ant", "bee"], "price": ["3", "5"], "vendor": ["x", "y"]}
+    for k in range(2):
+        grey(tmp_path / "in" / f"{k}.png", k)
+    data = tmp_path / "data"
+    data.mkdir()
+    where = {"source": source, "root": data}
+    if source in ("csv", "a table in memory"):
+        frame = pa.table({"path": ["0.png", "1.png"], **texts})
+        where = {"source": frame, "root": tmp_path / "in"}
+        if source == "csv":
+            pa_csv.write_csv(frame, tmp_path / "in" / "a.csv")
+            where = {"source": "csv", "csv": tmp_path / "in" / "a.csv"}
+    elif source == "parquet":
+        images = [(tmp_path / "in" / f"{k}.png").read_bytes() for k in range(2)]
+        for split in ("train", "test"):
+            parquet.write_table(pa.table({"image": images, **texts}), data / f"{split}.parquet")
+    else:
+        rows = pa.table(texts).to_pylist()
+        members = [
+            member
+            for k, row in enumerate(rows)
+            for member in ((f"{k}.png", grey_png(k)), (f"{k}.json", json.dumps(row).encode()))
+        ]
+        write_tar(data / "0.tar", *members)
+    built = build_dataset(tmp_path / "out", **where, **asked)
+    assert sum(group.count for group in built.report.left_out) == count
+    lines = [line for line in built.report.lines() if line.startswith("skipped: columns")]
+    assert len(lines) == (count > 0)
+    assert all(example in line for line in lines)
 
 
 def test_the_output_of_a_command_is_a_table_too(table, tmp_path):
