@@ -43,9 +43,8 @@ class UserError(ValueError):
     A message names options as they are typed: `--skip-bad`. In Python it then has the argument.
     """
 
-    def __init__(self, *args: object) -> None:
-        lines = (for_caller(one_line(arg)) if isinstance(arg, str) else arg for arg in args)
-        super().__init__(*lines)
+    def __init__(self, message: str) -> None:
+        super().__init__(for_caller(one_line(message)))
 
 
 class RecipeError(UserError):
