@@ -94,7 +94,9 @@ class FrozenBackbone(SavedBackbone):
         """Name the network, its images and its features, and what lists the layers."""
         size = f"{self.view.crop_px} px of {self.image_type}"
         flat = "" if self.whitening is None else ", flattened by encode"
-        makes = f"{self.name}: images of {size} -> {self.num_features} features{flat}"
+        view = self.view
+        crops = "" if view.crops == "center" else f", {view.reduce} of {view.crops} crops by encode"
+        makes = f"{self.name}: images of {size} -> {self.num_features} features{crops}{flat}"
         return f"{type(self).__name__}({makes};\n  its layers: .backbone)"
 
     def _like(self, view: EvalView, config: Config) -> Self:
@@ -136,7 +138,8 @@ class FrozenBackbone(SavedBackbone):
                 f"{named}: {self.name} flattens features of its own view; leave them out, or "
                 "whiten an export anew with other views"
             )
-        return self._like(view, self.config).to(self.view.mean.device)
+        seen = self.config.model_copy(update={"view": view.config()})  # an export keeps it
+        return self._like(view, seen).to(self.view.mean.device)
 
     def matched(self, *splits: Split) -> tuple["FrozenBackbone", list[Split]]:
         """Return the backbone and splits of one data set that fit each other.

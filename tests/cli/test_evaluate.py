@@ -158,6 +158,10 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
     torch.testing.assert_close(
         seen.encode([picture(number) for number in range(3)]), rows.features[:3]
     )
+    export_backbone(seen, tmp_path / "seen", ["safetensors"])
+    kept = load_backbone(tmp_path / "seen")
+    torch.testing.assert_close(kept.encode([picture(0)]), rows.features[:1])
+    assert "concat of five crops" in repr(kept)
     assert exported.with_view().view.config() == exported.view.config() != seen.view.config()
     call(export_tool, "whiten", tmp_path / "out", train_file, "--dims", "8", "--power", "1")
     call(embed_tool, *words, "--out", test_file)
