@@ -230,13 +230,14 @@ def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
             raise
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from error
     # what a reader of the export should know, where there is something to know
+    untrained = state.step == 0 and "classes_seen" not in (state.init or {})  # by any label
     optional = {
         "checkpoint": folder.name if is_named else None,
         "checkpoint_reason": reason or None,
         "init": state.init,  # the weights that the run started from
         # whoever gets an export has them elsewhere
         "plugins": [Path(name).name for name in plugins_of(run_dir)] or None,
-        "classes_seen": state.classes,  # of a fine-tuning
+        "classes_seen": None if untrained else state.classes,  # of a fine-tuning
     }
     metadata = {
         "name": recipe.name,

@@ -229,7 +229,10 @@ def with_channels(component: SparseSettings, channels: int | None) -> SparseSett
 
 def init_facts(init_from: SavedBackbone) -> dict[str, Any]:
     """Return what run.json, checkpoints and exports say of a start: source, format, sha256."""
-    facts = dict(init_from.config.facts.get("init", {"source": "", "format": "sslpipe"}))
+    own = init_from.config.facts
+    facts = dict(own.get("init", {"source": "", "format": "sslpipe"}))
+    if "classes_seen" in own:  # of a fine-tuning that is given as it was loaded
+        facts["classes_seen"] = own["classes_seen"]
     return {**facts, "weights_sha256": init_from.config.weights_sha256}
 
 

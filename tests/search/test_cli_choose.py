@@ -393,3 +393,20 @@ def test_a_run_from_a_choice_joins_the_others_and_is_ranked_on_classes_it_has_no
     other = write_dataset(tmp_path / "other", (24,) * 8, classes=12)
     assert not len(labels_seen([str(tmp_path / "run")], load_index(other), "train"))
     assert not len(labels_seen([str(tmp_path / "run")], load_index(data), "test"))
+
+
+def test_a_run_that_kept_its_start_has_seen_no_labels_but_those_of_its_start(models, tmp_path):
+    data = write_dataset(tmp_path / "data", (24,) * 8, classes=24)
+    settings = ["steps=1", "optim.peak_lr=0", "run.keep=best", "data.validation_classes=10"]
+    recipe = load_recipe(write_recipe(tmp_path), [*settings, "embedding={normalize=true}"])
+    train(recipe, data, tmp_path / "start", init=models[0])
+    labelled = load_recipe(write_recipe(tmp_path), ["steps=1", "run.keep=last"])
+    train(labelled, data, tmp_path / "trained", init=models[0])
+    train(recipe, data, tmp_path / "again", init=tmp_path / "trained")
+    forget_accelerator()
+    seen = {}
+    for name in ("start", "trained", "again"):
+        facts = load_backbone(tmp_path / name).config.facts
+        assert facts["step"] == (name == "trained")
+        seen[name] = len(labels_seen([str(tmp_path / name)], load_index(data), "train"))
+    assert seen["start"] == 0 < min(seen["trained"], seen["again"])
