@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
-from pyarrow import csv
+from pyarrow import csv, types
 
 from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError
@@ -26,10 +26,9 @@ from sslpipe.sharding.sources import (
 )
 from sslpipe.sharding.split_names import name_splits, split_of
 from sslpipe.sharding.tables import (
-    ROW,
+    PLACE,
     a_row_an_image,
     check_column,
-    gets_rows,
     image_columns,
     table_fields,
     unread_columns,
@@ -55,7 +54,7 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
         raw = read_file(path, pipe=True)
         if options.image_column not in _header(raw, _delimiter(raw, options.image_column)):
             return _read_list(options, root, raw.decode(errors="surrogateescape"))
-    table, has_rows, left_out = _read_csv(options, path)
+    table, has_several, left_out = _read_csv(options, path)
     if not len(table):
         raise DataError(f"{path} has no rows below its first line, which names the columns")
     paths = _filled(table, options.image_column, path)
@@ -73,12 +72,12 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     for place, (name, image, label) in enumerate(zip(named, paths, labels, strict=True)):
         rows[splits[name]].append((place_of(root, image), label))
         places[splits[name]].append(place)
-    fields = [*options.fields, *([ROW] if has_rows and ROW not in options.fields else [])]
+    fields = [*options.fields, *([PLACE] if has_several else [])]
     cells = {split: table.take(own).select(fields) for split, own in places.items()}
     images = from_rows(options, root, rows, cells, where=where)
-    if has_rows:
+    if has_several:
         for split, own in images.items():
-            images[split] = replace(own, together=own.cells[ROW].to_numpy())
+            images[split] = replace(own, together=own.cells[PLACE].to_numpy())
     first, own = next(iter(images.items()))
     return {**images, first: replace(own, left_out=[*own.left_out, *left_out])}
 
@@ -96,13 +95,32 @@ def frame_reader(frame: Frame) -> SourceReader:
     def read(options: SourceOptions) -> dict[str, Images]:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "DataFrame.csv"
-            csv.write_csv(pa.table(frame), file)
+            csv.write_csv(_writable(pa.table(frame), options), file)
             try:
                 return read_csv(replace(options, csv=file, root=options.root or Path()))
             except DataError as error:
                 raise DataError(str(error).replace(str(file), "the DataFrame")) from None
 
     return read
+
+
+def _writable(table: Any, options: SourceOptions) -> Any:
+    """Empty the columns that CSV has no text for. Raises: DataError for one that is asked for."""
+    images = image_columns(options.image_column, table.column_names)
+    asked = {*images, *options.fields, options.split_column}
+    if options.labels:
+        asked.add(options.label_column)
+    for place, field in enumerate(table.schema):
+        kind = field.type
+        if not (types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind)):
+            continue
+        if field.name in asked:
+            raise DataError(
+                f"the DataFrame's column {field.name!r} holds {kind}, no texts or numbers; name "
+                "another column, or write files and name their paths"
+            )
+        table = table.set_column(place, field.name, pa.nulls(len(table)))
+    return table
 
 
 def _read_list(options: SourceOptions, root: Path, text: str) -> dict[str, Images]:
@@ -133,7 +151,7 @@ class _Table(NamedTuple):
     """The columns of a CSV file that are asked for, as texts, a row an image."""
 
     cells: Any  # pyarrow.Table
-    has_rows: bool  # ROW is one of them, and was none of the file
+    has_several: bool  # images a row; PLACE is one of the columns
     left_out: list[Group]  # the other columns
 
 
@@ -164,7 +182,7 @@ def _read_csv(options: SourceOptions, path: Path) -> _Table:
         )
         table = a_row_an_image(table, images, options.image_column)
         left_out = unread_columns(columns, {*wanted, options.label_column})
-        return _Table(table, gets_rows(images, columns), left_out)
+        return _Table(table, len(images) > 1, left_out)
     except DataError:
         raise
     except OSError as error:

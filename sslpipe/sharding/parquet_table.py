@@ -31,9 +31,8 @@ from sslpipe.sharding.sources import (
 )
 from sslpipe.sharding.split_names import GENERIC, split_of, without_number
 from sslpipe.sharding.tables import (
-    ROW,
+    PLACE,
     a_row_an_image,
-    gets_rows,
     image_columns,
     table_fields,
     unread_columns,
@@ -78,12 +77,12 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     column = options.image_column if options.image_column != "path" else "image"
     label_column = options.label_column if options.labels else None
     tables = {}
-    with_rows = set[str]()
+    with_several = set[str]()  # images a row
     for split, paths in chosen.items():
         there = _columns(paths[0])
         columns = image_columns(column, there)
-        if gets_rows(columns, there):
-            with_rows.add(split)
+        if len(columns) > 1:
+            with_several.add(split)
         fields = table_fields(options, columns, there)
         table = _read_table(paths, [*columns, *filter(None, [label_column]), *fields])
         try:
@@ -103,8 +102,8 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     images = {}
     for split, table in tables.items():
         own = _images(root, split, table, column, labels[split], all_texts, options)
-        if split in with_rows:
-            own = replace(own, together=own.cells[ROW].to_numpy())
+        if split in with_several:
+            own = replace(own, together=own.cells[PLACE].to_numpy())
         images[split] = own
     there = [*dict.fromkeys(name for paths in chosen.values() for name in _columns(paths[0]))]
     read = {*image_columns(column, there), options.label_column, *options.fields}
@@ -326,7 +325,7 @@ def _images(
         missing=list(missing.values()),
         cells={
             name: table.column(name).take(kept)
-            for name in (*options.fields, ROW)
+            for name in (*options.fields, PLACE)
             if name in table.column_names
         },
         origin="typed",

@@ -12,6 +12,7 @@ from sslpipe.sharding.report import Group
 from sslpipe.sharding.sources import SourceOptions
 
 ROW = "row"  # column of the rows of several images, for [pairs]
+PLACE = "place of the row"  # of such a row in its table, also where that has a column ROW
 
 
 def image_columns(wanted: str, there: Sequence[str]) -> list[str]:
@@ -19,14 +20,9 @@ def image_columns(wanted: str, there: Sequence[str]) -> list[str]:
     return [wanted] if wanted in there else [name.strip() for name in wanted.split(",")]
 
 
-def gets_rows(images: Sequence[str], there: Sequence[str]) -> bool:
-    """Return whether `a_row_an_image` adds ROW: to rows of several images without such a column."""
-    return len(images) > 1 and ROW not in there
-
-
 def table_fields(options: SourceOptions, images: Sequence[str], there: Sequence[str]) -> list[str]:
     """Return the columns to read, but for ROW, which rows of several images get."""
-    is_added = gets_rows(images, there)
+    is_added = len(images) > 1 and ROW not in there
     return [name for name in options.fields if not (is_added and name == ROW)]
 
 
@@ -49,9 +45,10 @@ def a_row_an_image(table: Any, columns: Sequence[str], name: str) -> Any:
     parts = []
     for column in columns:
         cells = table.column(column)
-        part = table.append_column(name, cells)
+        places = pa.array(range(len(table)))
+        part = table.append_column(name, cells).append_column(PLACE, places)
         if ROW not in table.column_names:
-            part = part.append_column(ROW, pa.array(range(len(table))))
+            part = part.append_column(ROW, places)
         is_there = cells.is_valid()
         if types.is_string(cells.type):
             is_there = compute.and_kleene(is_there, compute.not_equal(cells, ""))

@@ -58,6 +58,50 @@ def test_a_table_without_the_column_of_images_is_refused_with_the_columns_that_i
 
 
 @pytest.mark.promise(17)
+@pytest.mark.parametrize("source", ["csv", "parquet"])
+@pytest.mark.parametrize("name", ["row", "shelf"])
+def test_images_of_a_row_are_cut_together_whatever_the_table_names_row(tmp_path, source, name):
+    frame = {"sku": range(20), "label": ["ab"[k % 2] for k in range(20)], name: ["x", "y"] * 10}
+    sides = {"front": range(20), "back": range(100, 120)}
+    if source == "csv":
+        for level in (*sides["front"], *sides["back"]):
+            grey(tmp_path / f"{level}.png", level)
+        cells = {side: [f"{level}.png" for level in levels] for side, levels in sides.items()}
+        pa_csv.write_csv(pa.table({**frame, **cells}), tmp_path / "a.csv")
+        where = {"csv": tmp_path / "a.csv"}
+    else:
+        cells = {side: [grey_png(level) for level in levels] for side, levels in sides.items()}
+        parquet.write_table(pa.table({**frame, **cells}), tmp_path / "a.parquet")
+        where = {"root": tmp_path / "a.parquet"}
+    out = tmp_path / "out"
+    build_dataset(out, source, **where, image_column="front,back", columns="sku", test_fraction=0.3)
+    index = load_index(out)
+    skus = [index.split(split).column("sku").cells.to_pylist() for split in ("train", "test")]
+    assert sorted(skus[0] + skus[1]) == sorted([*range(20)] * 2)
+    assert not {*skus[0]} & {*skus[1]}
+
+
+def test_columns_of_a_table_in_memory_that_no_text_holds_may_be_there_and_not_asked_for(tmp_path):
+    for k in range(2):
+        grey(tmp_path / f"{k}.png", k)
+    frame = pa.table(
+        {
+            "path": ["0.png", "1.png"],
+            "label": ["a", "b"],
+            "vector": [[0.5, 1.0]] * 2,
+            "raw": [b"\xff"] * 2,
+            "place": [{"x": 1}] * 2,
+        }
+    )
+    built = build_dataset(tmp_path / "out", frame, root=tmp_path)
+    assert sum(group.count for group in built.report.left_out) == 3
+    for asked in ({"columns": "vector"}, {"label_column": "place"}, {"image_column": "raw"}):
+        (name,) = asked.values()
+        with pytest.raises(DataError, match=f"column '{name}' holds "):
+            build_dataset(tmp_path / "other", frame, root=tmp_path, **asked)
+
+
+@pytest.mark.promise(17)
 @pytest.mark.parametrize("source", ["csv", "a table in memory", "parquet", "tars"])
 @pytest.mark.parametrize(
     ("asked", "count", "example"),
