@@ -231,8 +231,13 @@ def test_settings_are_a_dict_or_the_texts_of_a_command(tmp_path):
         sslpipe.load_recipe(path, {"steps.x": 3})
     with pytest.raises(UserError, match=r"overrides = 'steps=3' is not a list"):
         sslpipe.load_recipe(path, "steps=3")
-    named = sslpipe.load_recipe(path, {"backbone.widths": [8, 16, 16]})
-    assert named._backbone_overrides == {"widths"}
+    for widths in ([8, 16, 16], (8, 16, 16), np.array([8, 16, 16])):
+        named = sslpipe.load_recipe(path, {"backbone.widths": widths})
+        assert named.backbone.widths == [8, 16, 16]
+        assert named._backbone_overrides == {"widths"}
+    for wrong in ({3: 1}, [("steps", 3)]):
+        with pytest.raises(UserError, match=r"\b3\b"):
+            sslpipe.load_recipe(path, wrong)
 
 
 class Images(torch.utils.data.Dataset):

@@ -118,11 +118,11 @@ def apply_overrides(tree: dict[str, Any], overrides: Overrides) -> None:
     """Put overrides into a tree. Raises: RecipeError for a word that is not `section.key=value`."""
     if isinstance(overrides, Mapping):
         for key, value in leaves(overrides):  # {"data": {...}} keeps the section's other settings
-            _apply(tree, str(key), value.item() if hasattr(value, "item") else value)
+            _apply(tree, key, value.tolist() if hasattr(value, "tolist") else value)
         return
     check_list(overrides, "overrides", RecipeError)
     for override in overrides:
-        key, equals, text = override.partition("=")
+        key, equals, text = str(override).partition("=")
         if not equals:
             raise RecipeError(f"override {shown(override)} is not section.key=value")
         try:
