@@ -79,10 +79,8 @@ def _views_table(views: tuple[dict[str, Any], ...]) -> RenderableType:
     """Make the table of what the views do; what they do not is one line below it."""
     rows = _view_rows(views)
     unused = [name for name, text in rows if text == "0"]
-    return Group(
-        _table("views", [row for row in rows if row[0] not in unused]),
-        Text(f"\nat 0: {', '.join(unused)}"),
-    )
+    used = _table("views", [row for row in rows if row[0] not in unused])
+    return Group(used, Text(f"\nat 0: {', '.join(unused)}")) if unused else used
 
 
 def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:

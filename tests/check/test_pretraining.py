@@ -351,6 +351,10 @@ def test_the_tables_show_everything_and_cut_no_digest(checked):
     words = views.replace(",", " ").split()
     assert [words.count(key) for key in result.views[0]] == [1] * len(result.views[0])
     assert not [line for line in views.splitlines() if re.fullmatch(r" *\w+ +0 *", line)]
+    assert "at 0:" in views
+    console.file.truncate(0)
+    console.print(result._replace(views=({"blur_prob": 0.5},)).render())
+    assert "at 0:" not in console.file.getvalue()  # where there is none
 
 
 def test_the_command_prints_the_check_or_one_line(tmp_path, index, monkeypatch):
