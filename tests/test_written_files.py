@@ -85,6 +85,6 @@ def test_what_a_killed_run_left_of_a_column_goes_with_the_next_whatever_its_name
     with replacing(folder / "train.metadata-0123456789abcdef.parquet") as temporary:
         left = temporary.with_name(temporary.name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-"))
         left.touch()
-        columns.add_columns(folder, {"train": table_of(vendor=[*"abcd"] * 32)})
+        columns.replace_columns(folder, {"train": table_of(vendor=[*"abcd"] * 32)})
         assert temporary.exists()
     assert not [path for path in folder.iterdir() if path.suffix == ".tmp"]

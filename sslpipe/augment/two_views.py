@@ -519,20 +519,28 @@ class TwoViews(nn.Module):
         return first, second
 
 
-def _channels_first(image: Any) -> Any:
+def _channels_first(image: Any, name: str, channels: int) -> Any:
     """Return PIL images and arrays (..., H, W, C) as tensors (..., C, H, W), others as they are."""
     if isinstance(image, Image.Image):
         image = rgb_pixels(image)
     if isinstance(image, np.ndarray) and image.ndim > 2:
+        if image.shape[-1] != channels:
+            raise ValueError(
+                f"{name} is an array of shape {image.shape}; arrays have their {channels} channels "
+                "last, tensors first"
+            )
         return torch.from_numpy(np.ascontiguousarray(np.moveaxis(image, -1, -3)))
     return image
 
 
 def _to_canvas(pictures: Pictures, channels: int) -> tuple[Tensor, Tensor]:
     """Images as a loader's batch has them: (B, C, H, W) channels_last, and (B, 2) sizes."""
-    images = _channels_first(pictures)
+    images = _channels_first(pictures, "images", channels)
     if isinstance(images, list | tuple):
-        images = [_channels_first(image) for image in images]
+        images = [
+            _channels_first(image, f"images[{place}]", channels)
+            for place, image in enumerate(images)
+        ]
     if not isinstance(images, Tensor | Sequence):
         raise ValueError(
             f"images is a {type(images).__name__}; give a tensor (B, {channels}, H, W), or a list "
@@ -541,7 +549,7 @@ def _to_canvas(pictures: Pictures, channels: int) -> tuple[Tensor, Tensor]:
     if isinstance(images, Tensor) and images.ndim != 4:
         raise ValueError(
             f"images has shape {tuple(images.shape)}; give (B, {channels}, H, W) "
-            f"or a list of ({channels}, H, W); one image alone is images[None]"
+            f"or a list of ({channels}, H, W); one image alone is [image]"
         )
     if not len(images):
         raise ValueError("images is empty; give at least one")

@@ -376,10 +376,10 @@ U8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
         (U8[:, :1], "images[0] has shape (1, 8, 8); give RGB, channels first: (3, H, W)"),
         (U8.movedim(1, 3), "images[0] has shape (8, 8, 3); give RGB, channels first"),
         ([U8[0], U8[0, 0]], "images[1] has shape (8, 8); give RGB"),
-        ([U8[0].numpy()], "images[0] is a ndarray; give uint8 tensors (3, H, W)"),
+        ([U8[0].numpy()], "images[0] is an array of shape (3, 8, 8); arrays have their 3"),
         ([], "images is empty; give at least one"),
-        (U8.numpy(), "images is a ndarray; give a tensor (B, 3, H, W) or a list"),
-        (Image.new("RGB", (8, 8)), "images is a Image; give a tensor (B, 3, H, W) or a list"),
+        (U8.numpy(), "images is an array of shape (2, 3, 8, 8); arrays have their 3"),
+        (Image.new("RGB", (8, 8)), "images has shape (3, 8, 8); give (B, 3, H, W) or a list of"),
         (U8[:, :, :0], "images[0] has shape (3, 0, 8)"),
     ],
 )

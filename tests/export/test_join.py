@@ -186,7 +186,7 @@ def test_what_cannot_be_joined_or_trained_is_refused(files, index, tmp_path):
     with pytest.raises(UserError, match="is a join, and a join is not trained"):
         with_init(recipe, joined, index)
     with pytest.raises(UserError, match="leave them out"):
-        sslpipe.cli.embed._choose_view(joined, {"crops": "flip"}, tmp_path)
+        joined.with_view(crops="flip")
     with pytest.raises(ValueError, match="two or more views"):
         JoinedView([EvalView(8, 8)])
 

@@ -95,7 +95,7 @@ def test_a_damaged_newest_is_set_aside_and_the_older_one_taken(tmp_path, damage,
     checkpoints.save(1, some_parts(), {})
     checkpoints.save(2, some_parts(), {})
     damage(folder / "step-00000002" / name)
-    reason = rf"step-00000002, is damaged \(.*{name}.*--checkpoint step-00000001$"
+    reason = rf"step-00000002, is damaged \(.*{name}.*checkpoint='step-00000001'$"
     with pytest.raises(CheckpointError, match=reason):
         latest(tmp_path)
     for text in ("step-00000001", "step-000001", "step-1", "1"):
