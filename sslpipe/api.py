@@ -281,6 +281,8 @@ def preview(
     from sslpipe.check.preview import preview as draw
 
     check_count(images, "images")
+    if epoch is not None:
+        check_count(epoch, "epoch", least=0)
     loaded, init = _recipe_and_start(recipe, init, overrides)
     plan = plan_from(loaded, load_index(data), init, checkpoint=checkpoint)
     grid, _ = draw(plan, images=images, ids=ids, epoch=epoch)

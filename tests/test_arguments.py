@@ -43,6 +43,7 @@ def test_help_shows_each_argument_and_its_type_in_a_few_words(name):
         (lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, k="5"), "k = '5' .* whole number"),
         (lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, k=True), "k = True .* whole number"),
         (lambda: sslpipe.build_dataset("out", root="in", skip_bad="no"), "skip_bad = 'no' .*True"),
+        (lambda: sslpipe.preview("r.toml", "data", epoch=-1), "epoch = -1 .* 0 or more"),
         (lambda: sslpipe.index_tars([]), r"folders = \[\] .*give the folder"),
         (
             lambda: sslpipe.knn(ROWS, LABELS, ROWS, LABELS, labels_per_class=0),

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sslpipe.arguments import checked
-from sslpipe.errors import DataError, check_count, shown
+from sslpipe.errors import DataError, shown
 from sslpipe.evaluation.embed import Embeddings, check_finite_rows
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, knn_results
@@ -72,7 +72,6 @@ def knn(
     """
     train, test, _ = _pair(train_features, train_labels, test_features, test_labels)
     if labels_per_class is not None:
-        check_count(labels_per_class, "labels_per_class")
         (result,) = few_shot_knn(
             train,
             test,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.distributed import Rank
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, check_count
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.intervals import bootstrap95
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, check_pair, knn_results
@@ -54,6 +54,7 @@ def few_shot_knn(
         DataError: A class has fewer rows.
     """
     check_pair(bank, queries)
+    check_count(labels_per_class, "labels_per_class")
     check_known("vote", vote, get_args(Vote))
     if draws < 2:
         raise DataError(f"draws = {draws}: a spread needs at least 2")
