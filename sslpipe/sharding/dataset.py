@@ -131,6 +131,7 @@ def build_dataset(
         reader = source  # an unknown name is refused with the nearest one
     elif isinstance(source, Frame):
         reader = frame_reader(source)
+        origin = origin or "a DataFrame"
         _check_unused({"csv": csv, "download": download})
     elif are_rows(source):
         reader = reader_of(source)

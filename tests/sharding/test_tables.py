@@ -95,6 +95,7 @@ def test_columns_of_a_table_in_memory_that_no_text_holds_may_be_there_and_not_as
     )
     built = build_dataset(tmp_path / "out", frame, root=tmp_path)
     assert sum(group.count for group in built.report.left_out) == 3
+    assert built.manifest.source == "a DataFrame"  # its images are files
     for asked in ({"columns": "vector"}, {"label_column": "place"}, {"image_column": "raw"}):
         (name,) = asked.values()
         with pytest.raises(DataError, match=f"column '{name}' holds "):
