@@ -132,11 +132,11 @@ def step_seconds(
 
 def time_text(step_s: float, recipe: RunRecipe, precision: str, device: torch.device) -> str:
     """Return how long a run takes: a step, all of them, and what was timed."""
-    in_all = _duration(step_s * recipe.total_steps)
+    in_all = f"{_duration(step_s * recipe.total_steps)} in all"
     if recipe.half_size_steps:
         in_all += f" (the first {recipe.half_size_steps:,} steps with views of half the size)"
     timed = f"one {device.type} process of this machine, without reading, loss and optimizer"
-    return f"{in_all} in all, {step_s:.2g} s/step ({precision}, {timed})"
+    return f"{in_all}, {step_s:.2g} s/step ({precision}, {timed})"
 
 
 def _duration(seconds: float) -> str:
