@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -149,7 +150,7 @@ def choose(
     wanted = _readable([_written(source, out) for source in sources], skip)
     if not wanted:
         raise UserError(f"no candidate can be read{reasons()}")
-    index = load_index(_shards(data, out, say))
+    index = load_index(_shards(data, out, say, warn=say if is_heard else warnings.warn))
     images = _images_that_rank(index, split, wanted, most, say)
     embed = partial(
         candidates.embed_kept,
@@ -279,7 +280,8 @@ def _said_before(bad: Quarantined) -> None:
 def _readable(sources: Sequence[str | Path], skip: Skip) -> list[str]:
     """Return the sources that name something, each once."""
     readable = []
-    for source in dict.fromkeys(each for one in sources for each in _candidates_of(one)):
+    named = (_candidates_of(one, f"sources[{place}]") for place, one in enumerate(sources))
+    for source in dict.fromkeys(itertools.chain.from_iterable(named)):
         try:
             check_model(source)
             readable.append(source)
@@ -421,14 +423,19 @@ class _Earlier(Stored):
     sources: list[str]
 
 
-def _candidates_of(source: str | Path) -> Iterable[str]:
+def _candidates_of(source: str | Path, argument: str) -> Iterable[str]:
     """Return the candidates of the folder of an earlier choice; else the source itself."""
-    file = as_path(source, "sources") / CHOICE
+    file = as_path(source, argument) / CHOICE
     return read_json(file, _Earlier).sources if file.is_file() else [str(source)]
 
 
-def _shards(data: DatasetIndex | str | Path, out: Path, say: Say) -> DatasetIndex | str | Path:
-    """Return a data set; a folder of images is written as shards into OUT first."""
+def _shards(
+    data: DatasetIndex | str | Path, out: Path, say: Say, warn: Say
+) -> DatasetIndex | str | Path:
+    """Return a data set; a folder of images is written as shards into OUT first.
+
+    `warn` is called with what is skipped, or lost of an image.
+    """
     if not isinstance(data, str | Path):
         return data
     folder = Path(data)
@@ -442,6 +449,10 @@ def _shards(data: DatasetIndex | str | Path, out: Path, say: Say) -> DatasetInde
     if not (shards / "dataset.json").is_file():
         say(f"{folder}: write its images as shards into {shards}")
         built = build_dataset(shards, root=folder, skip_bad=True)
-        for line in [*(f"skipped: {each}" for each in built.skipped), *built.report.lines()]:
+        lines = built.report.lines()
+        splits = len(built.report.splits)  # a line each
+        for line in lines[:splits]:
             say(line)
+        for line in [*(f"skipped: {each}" for each in built.skipped), *lines[splits:]]:
+            warn(line)
     return shards / "dataset.json"
