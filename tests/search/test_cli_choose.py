@@ -223,7 +223,7 @@ def test_what_a_folder_loses_as_shards_is_said(call, models, photos, tmp_path):
     (folder / "c" / "film.mp4").write_bytes(b"a film")
     _, errors = call("choose", models[0], "--data", folder, "--out", tmp_path / "out")
     lines = errors.splitlines()
-    with pytest.warns(UserWarning, match="transparent") as warned:  # in Python, where nobody listens
+    with pytest.warns(UserWarning, match=".+") as warned:  # nobody listens to `say`
         sslpipe.choose(models[:1], folder, tmp_path / "quiet")
     messages = [str(each.message) for each in warned]
     for name, start in (("clear.png", "images"), ("torn.png", "skipped"), (".mp4", "skipped")):
