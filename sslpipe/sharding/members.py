@@ -88,7 +88,7 @@ def remarks_on(raw: bytes, *, on_background: bool) -> list[str]:
             if alpha.tobytes().strip(b"\xff"):
                 remarks.append(
                     "transparent parts, which show what is stored under them, mostly black (build "
-                    "with --background=white --overwrite to put them on white)"
+                    "with --background=white and --overwrite to put them on white)"
                 )
     except Exception:  # decoders mend damage that headers of the same bytes show
         return []

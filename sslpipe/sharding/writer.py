@@ -430,7 +430,7 @@ def _encode(plan: SplitPlan, number: int) -> tuple[str, bytes, NDArray[np.int64]
     remarks = remarks_on(original, on_background=layout.background is not None)
     if image_kind(original) is None and len(raw) > LARGE_PNG:
         remarks.append(
-            f"stored as PNG of more than {LARGE_PNG / 1e6:g} MB (build with --resize-px 512 "
+            f"stored as PNG of more than {LARGE_PNG / 1e6:g} MB (build with --resize-px 512 and "
             "--overwrite to store and read less)"
         )
     return suffix, raw, pixels, remarks
