@@ -122,7 +122,7 @@ def test_a_folder_of_images_is_answered_and_the_named_commands_work(
     # what it names works: features of these images, and a training with their labels
     lines = [line for line in errors.splitlines() if line.startswith("Next")]
     commands = [line.partition("sslpipe ")[2].split() for line in lines]
-    assert [command[0] for command in commands] == ["embed", "check"]
+    assert [command[0] for command in commands] == ["embed", "search", "check"]
     call(*commands[0])
     embedded, _ = load_embeddings(out / "backbone.safetensors")
     (data,) = out.glob("shards-*/dataset.json")
@@ -131,7 +131,9 @@ def test_a_folder_of_images_is_answered_and_the_named_commands_work(
     assert [str(photos / names[place]) for place in order] == [str(path) for path in paths]
     found = cosines(embedded.features[order])
     torch.testing.assert_close(found, cosines(features), rtol=0, atol=1e-4)
-    assert commands[1][commands[1].index("--init") + 1] == str(out)
+    hits, _ = call(*(str(paths[0]) if word == "QUERY.jpg" else word for word in commands[1]))
+    assert paths[0].name in hits
+    assert commands[2][commands[2].index("--init") + 1] == str(out)
     single = next(row["parts"][0] for row in tree["rows"] if len(row["parts"]) == 1)
     if len(parts) == 1 or single in parts:  # what training takes is the best of the join's parts
         recipe = load_recipe(write_recipe(tmp_path))

@@ -90,6 +90,10 @@ def choose_weights(
     say(f"{choice.backbone}: {choice.best.name}, for load_backbone, search, export and evaluate")
     features = f"{choice.backbone}.safetensors"
     say_next(["embed", out, "--data", choice.data, "--split", split, "--out", features])
+    say_next(
+        ["search", features, "QUERY.jpg", "--model", out, "--data", choice.data],
+        when=", then",
+    )
     for recipe in labelled_recipes() if choice.by_labels else ():
         say_next(
             ["check", recipe, "--init", out, "--data", choice.data],
