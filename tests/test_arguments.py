@@ -136,7 +136,7 @@ Y = torch.arange(8) // 2
         (lambda: trained()(torch.zeros(1, 3, 16, 16).byte()), r"uint8 \(1, 3, 16, 16\).*encode"),
         (lambda: trained()(torch.zeros(3, 16, 16)), r"\(B, C, S, S\).*float32 \(3, 16, 16\)"),
         (lambda: trained()(["a.jpg"]), r"not a list; backbone.encode\(images\)"),
-        (lambda: sslpipe.TwoViews()(Z), r"images\[None\]"),
+        (lambda: sslpipe.TwoViews()(Z), r"one image alone is \[image\]"),
         (lambda: sslpipe.TwoViews()(["a.jpg"]), r"images\[0\] is a str.*PIL images"),
         (lambda: sslpipe.TwoViews()([np.zeros((8, 8, 3))]), "images are float64.*give uint8"),
     ],
