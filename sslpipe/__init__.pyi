@@ -13,6 +13,7 @@ from .api import write_report as write_report
 from .augment.two_views import TwoViews as TwoViews
 from .data.index import load_index as load_index
 from .data.torch_dataset import ImageDataset as ImageDataset
+from .evaluation.arrays import clustering as clustering
 from .evaluation.arrays import knn as knn
 from .evaluation.arrays import linear_probe as linear_probe
 from .evaluation.arrays import retrieval as retrieval

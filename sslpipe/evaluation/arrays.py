@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sslpipe.arguments import checked
 from sslpipe.errors import DataError, shown
+from sslpipe.evaluation.clustering import clusters
 from sslpipe.evaluation.embed import Embeddings, check_finite_rows
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, knn_results
@@ -190,6 +191,27 @@ def verification(
     rows = _scored(features, labels, "")
     results = verify_rows(rows, rows, pairs=pairs, far=far, seed=seed)
     return Results({result.metric: result for result in results})
+
+
+@checked
+def clustering(features: Array, labels: Array, *, seed: int = 0) -> Results:
+    """Compare k-means clusters of rows, as many as there are labels, with these labels.
+
+    Prefer `retrieval`'s "MAP@R": NMI rises with the number of clusters whatever they hold.
+
+    Args:
+        features: (N, F), as in `knn`.
+        labels: (N,), as in `knn`.
+        seed: Of the first centres.
+
+    Returns:
+        "nmi", "ami" -> `Result`; `sslpipe.evaluation.clustering` defines them.
+
+    Raises:
+        DataError: As in `knn`; or there is one label, or there are fewer distinct rows than labels.
+    """
+    rows = _scored(features, labels, "")
+    return Results({result.metric: result for result in clusters(rows, rows, seed=seed)})
 
 
 def _pair(

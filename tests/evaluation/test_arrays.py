@@ -5,8 +5,9 @@ import re
 import numpy as np
 import pytest
 import torch
+from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import normalized_mutual_info_score, roc_auc_score
 
 import sslpipe
 from sslpipe.errors import DataError, UserError
@@ -66,6 +67,20 @@ def test_verification_is_scikit_learns_auc_over_all_pairs():
     same = labels[rows] == labels[columns]
     results = sslpipe.verification(features, labels, pairs=1000, far=(0.1,))
     assert results["auc"].value == pytest.approx(roc_auc_score(same, cosines), abs=1e-6)
+
+
+def test_clusters_are_those_of_scikit_learn_by_every_start():
+    features, labels = TEST
+    rows = units(features).astype(np.float32)
+    scores = [
+        normalized_mutual_info_score(
+            labels, KMeans(4, n_init=1, random_state=7 + start, max_iter=100).fit_predict(rows)
+        )
+        for start in range(5)
+    ]
+    results = sslpipe.clustering(features, np.array(["a", "b", "c", "d"])[labels], seed=7)
+    assert results["nmi"].value == pytest.approx(np.mean(scores), abs=1e-6)
+    assert 0 < results["ami"].value < results["nmi"].value < 1
 
 
 def test_few_labels_are_scored_as_of_files():
