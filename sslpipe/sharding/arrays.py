@@ -76,7 +76,7 @@ def without_nan(raw: bytes, nan: float | None) -> tuple[bytes, bool]:
         return raw, False
     if nan is None:
         raise BadSample(
-            f"{int((~is_finite).sum())} of {pixels.size} values are NaN or infinite; give --nan "
-            "VALUE to replace them"
+            f"{int((~is_finite).sum())} of {pixels.size} values are NaN or infinite; give a "
+            "number in place of them, by nan"
         )
     return npy_bytes(np.where(is_finite, pixels, np.float32(nan))), True

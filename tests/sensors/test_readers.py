@@ -423,7 +423,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "looped pages": (changed(loops), "z.tif: "),
     "page bomb": (changed(has_many_pages), "more than 65536 pages"),
     "zip bomb": (bomb, "more than the limit of 1 GiB"),
-    "nan": (array(holed()), "3 of 600 values are NaN or infinite; give --nan VALUE"),
+    "nan": (array(holed()), "3 of 600 values are NaN or infinite; give a number"),
     "objects": (array(np.array([[{}]])), "z.npy: "),
     "complex": (array(np.ones((3, 3), "c8")), "neither integers nor"),
     "integers": (array(np.full((3, 3), 2**30, "u4")), "float32"),
