@@ -151,13 +151,15 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
         precision=precision,
         compiled=config.compile != "off",
     )
+    # bf16 on CUDA rounds the model's input anyway
+    rounded = device.type == "cuda" and precision == "bf16"
     return Run(
         plan=plan,
         held=held,
         parts=parts,
         accelerator=accelerator,
         precision=precision,
-        dtype=dtype,
+        view_dtype=torch.bfloat16 if rounded else dtype,
         wrapped=wrapped,
         optimizer=optimizer,
         projector_first=projector_first,

@@ -6,6 +6,7 @@ The loops of `sslpipe.pretrain` and `sslpipe.metric_learning.finetune` show the 
 import signal
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple
 
 import torch
@@ -59,6 +60,7 @@ def halved(views: Tensor) -> Tensor:
     return avg_pool2d(views, 2)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Run(Generic[PartsT]):
     """This process's part of a run, from the restored step to DONE: `open_run` makes it.
 
@@ -66,88 +68,43 @@ class Run(Generic[PartsT]):
     and `finish` behind it.
 
     Attributes:
-        plan: What is executed.
         recipe: The plan's.
-        held: The run directory, with watchdog and what is closed at the end.
-        run_dir: Its path.
+        run_dir: The path of the run directory.
         process: This process among all.
-        parts: What is trained, on the device.
-        accelerator: Of this run.
         device: Where it computes.
-        precision: fp64, fp32, bf16 or fp16.
-        view_dtype: In which views are made.
-        wrapped: The model as it is run, compiled and in DDP.
-        optimizer: As accelerate prepared it.
-        projector_first: Freezes the backbone in tune.projector_first_steps.
-        cache: Takes micro-batches one by one; None without data.micro_batch.
-        guard: Decides which steps are taken.
-        reporter: metrics.jsonl, the console and trackers; rank 0 writes.
-        alarms: Read the numbers of each log line.
-        quarantine: Collects bad samples.
-        meter: Measures the speed.
-        monitor: Scores held-out samples, and follows which scores were the best.
-        checkpoints: Saves and restores.
-        saved: What a checkpoint holds.
-        metadata: Stored beside each checkpoint.
-        stop_requested: Whether somebody asked this rank to stop.
-        first_step: Where this start begins: 0 where there was no checkpoint.
         last_step: Steps done so far, those before a resume included.
     """
 
-    def __init__(
-        self,
-        *,
-        plan: Plan[PartsT],
-        held: HeldDirectory,
-        parts: PartsT,
-        accelerator: Accelerator,
-        precision: str,
-        dtype: torch.dtype,
-        wrapped: nn.Module,
-        optimizer: Any,
-        projector_first: ProjectorFirst,
-        cache: GradientCache | None,
-        guard: StepGuard,
-        reporter: Reporter,
-        alarms: Alarms,
-        quarantine: Quarantine,
-        meter: Meter,
-        monitor: Monitor,
-        checkpoints: Checkpointer,
-        saved: dict[str, Any],
-        metadata: Mapping[str, Any],
-        stop_requested: StopRequest,
-        first_step: int,
-    ) -> None:
-        self.plan = plan
-        self.recipe = plan.recipe
-        self.held = held
-        self.run_dir = held.run_dir
-        self.process = held.process
-        self.parts = parts
-        self.accelerator = accelerator
-        self.device: torch.device = accelerator.device
-        self.precision = precision
-        # bf16 on CUDA under bf16, which rounds the model's input anyway
-        rounded = self.device.type == "cuda" and precision == "bf16"
-        self.view_dtype = torch.bfloat16 if rounded else dtype
-        self.wrapped = wrapped
-        self.optimizer = optimizer
-        self.projector_first = projector_first
-        self.cache = cache
-        self.guard = guard
-        self.reporter = reporter
-        self.alarms = alarms
-        self.quarantine = quarantine
-        self.meter = meter
-        self.monitor = monitor
-        self.checkpoints = checkpoints
-        self.saved = saved
-        self.metadata = metadata
-        self.stop_requested = stop_requested
-        self.first_step = first_step
-        self.last_step = first_step
-        self._parameters = list(parts.model.parameters())
+    plan: Plan[PartsT]  # what is executed
+    held: HeldDirectory  # the run directory, with watchdog and what is closed at the end
+    parts: PartsT  # what is trained, on the device
+    accelerator: Accelerator
+    precision: str  # fp64, fp32, bf16 or fp16
+    view_dtype: torch.dtype  # in which views are made
+    wrapped: nn.Module  # the model as it is run, compiled and in DDP
+    optimizer: Any  # as accelerate prepared it
+    projector_first: ProjectorFirst  # freezes the backbone in tune.projector_first_steps
+    cache: GradientCache | None  # takes micro-batches one by one; None without data.micro_batch
+    guard: StepGuard  # decides which steps are taken
+    reporter: Reporter  # metrics.jsonl, the console and trackers; rank 0 writes
+    alarms: Alarms  # read the numbers of each log line
+    quarantine: Quarantine  # collects bad samples
+    meter: Meter  # measures the speed
+    monitor: Monitor  # scores held-out samples, and follows which scores were the best
+    checkpoints: Checkpointer  # saves and restores
+    saved: dict[str, Any]  # what a checkpoint holds
+    metadata: Mapping[str, Any]  # stored beside each checkpoint
+    stop_requested: StopRequest  # whether somebody asked this rank to stop
+    first_step: int  # where this start begins: 0 where there was no checkpoint
+
+    def __post_init__(self) -> None:
+        """Add what follows from these, and what the steps change."""
+        self.recipe = self.plan.recipe
+        self.run_dir = self.held.run_dir
+        self.process = self.held.process
+        self.device: torch.device = self.accelerator.device
+        self.last_step = self.first_step
+        self._parameters = list(self.parts.model.parameters())
         self._stopping = False
         self._lr = 0.0
         self._numbers = torch.zeros(2)  # loss and gradient norm of the last step
