@@ -232,12 +232,13 @@ def load_parts(checkpoint: Path, parts: dict[str, Any]) -> int:
     """Load a checkpoint's files into the parts. Returns the step it was written after."""
     states = torch.load(checkpoint / "parts.pt", map_location="cpu", weights_only=True)
     states["model"] = load_file(checkpoint / "model.safetensors")
+    if states.keys() != parts.keys():
+        raise CheckpointError(
+            f"{checkpoint} holds the states of {', '.join(sorted(states))}, and this run has "
+            f"{', '.join(sorted(parts))}: another version of sslpipe wrote it; resume with that "
+            "one, or begin in another --run-dir"
+        )
     for name, part in parts.items():
-        if name not in states:
-            raise CheckpointError(
-                f"{checkpoint} holds no state of {name!r}: another version of sslpipe wrote it; "
-                "resume with that one, or begin in another --run-dir"
-            )
         part.load_state_dict(states[name])
     return read_state(checkpoint).step
 

@@ -302,7 +302,14 @@ def test_a_run_that_uses_the_column_records_its_values(data, identity_of, name, 
     assert identity_of(use)["digest"] != began["digest"]
 
 
-def test_a_checkpoint_without_a_part_of_this_version_is_named(tmp_path):
-    a_checkpointer(tmp_path).save(3, some_parts(), {})
-    with pytest.raises(CheckpointError, match="step-00000003 holds no state of 'newer'"):
-        a_checkpointer(tmp_path).restore(some_parts() | {"newer": nn.Linear(2, 2)})
+@pytest.mark.parametrize("lacking", ["checkpoint", "run"])
+def test_a_part_that_only_the_checkpoint_or_only_the_run_has_is_refused(tmp_path, lacking):
+    """A state that nobody takes would be lost without a word, and the weights be others."""
+    stored = some_parts()
+    ours = some_parts(seed=1)
+    (ours if lacking == "checkpoint" else stored)["newer"] = nn.Linear(2, 2)
+    a_checkpointer(tmp_path).save(3, stored, {})
+    before = [v.clone() for v in ours["model"].state_dict().values()]
+    with pytest.raises(CheckpointError, match=r"step-00000003 .*newer"):
+        a_checkpointer(tmp_path).restore(ours)
+    assert all(map(torch.equal, before, ours["model"].state_dict().values()))
