@@ -126,7 +126,7 @@ def batches(
 
     has_partners = pairing is not None and pairing.partners is not None
     make_source = ResidentImages if run.cache == "device" else StreamedImages
-    source = make_source(
+    served = Served(
         split=split,
         order=order,
         run=run,
@@ -136,6 +136,7 @@ def batches(
         on_bad=on_bad,
         draw_partners=draw_partners if has_partners else None,
     )
+    source = make_source(served)
 
     def finish(step: int, parts: list[Any]) -> Batch:
         batch, shown = source.collate(step, parts)
@@ -155,6 +156,19 @@ def batches(
     )
 
 
+class Served(NamedTuple):
+    """What `batches` serves, and how; see its arguments."""
+
+    split: Split
+    order: Order
+    run: RunConfig
+    canvas_px: int
+    streams: range  # of this rank
+    device: torch.device
+    on_bad: OnBad
+    draw_partners: DrawPartners | None
+
+
 class Decoded(NamedTuple):
     """One stream's part of a global step: id and image of the sample at each position.
 
@@ -168,35 +182,24 @@ class Decoded(NamedTuple):
 class StreamedImages:
     """Reads the shards along the streams: stages of a step's batch for `pipelined`."""
 
-    def __init__(
-        self,
-        split: Split,
-        order: Order,
-        run: RunConfig,
-        canvas_px: int,
-        streams: range,
-        device: torch.device,
-        on_bad: OnBad,
-        draw_partners: DrawPartners | None,
-    ) -> None:
-        self._split = split
-        self._order = order
-        self._streams = streams
-        self._pinned = device.type == "cuda"
-        self._draw_partners = draw_partners
+    def __init__(self, served: Served) -> None:
+        self._served = served
         self._store = ImageStore(
-            Reader(split),
-            canvas_px=canvas_px,
-            keep=run.cache == "memory",
-            on_bad=on_bad,
-            recent_bytes=RECENT_BYTES if draw_partners else 0,
+            Reader(served.split),
+            canvas_px=served.canvas_px,
+            keep=served.run.cache == "memory",
+            on_bad=served.on_bad,
+            recent_bytes=RECENT_BYTES if served.draw_partners else 0,
         )
-        self._readers = [StreamReader(order, self._store, number) for number in streams]
+        self._readers = [
+            StreamReader(served.order, self._store, number) for number in served.streams
+        ]
 
     def read(self, step: int) -> list[Taken]:
         """Read each stream's part of a step."""
         count = len(self._readers)
-        ids = self._draw_partners(step) if self._draw_partners else None
+        served = self._served
+        ids = served.draw_partners(step) if served.draw_partners else None
         partners = [None] * count if ids is None else ids.reshape(count, -1).tolist()
         return [reader.take(step, own) for reader, own in zip(self._readers, partners, strict=True)]
 
@@ -223,11 +226,13 @@ class StreamedImages:
 
     def collate(self, step: int, parts: list[Decoded]) -> Shown:
         """Put the streams' parts together."""
-        epoch, ids = self._order.ids(step, self._streams)
+        served = self._served
+        pinned = served.device.type == "cuda"
+        epoch, ids = served.order.ids(step, served.streams)
         rows = [row for part in parts for row in part.rows]
         partners = [partner for part in parts for partner in part.partners]
         shown = [(partner or row)[0] for row, partner in zip(rows, partners, strict=False)]
-        batch = collate(self._split, ids, rows, epoch, partners=partners, pinned=self._pinned)
+        batch = collate(served.split, ids, rows, epoch, partners=partners, pinned=pinned)
         return batch, np.array(shown, np.int64) if shown else None
 
 
@@ -360,35 +365,22 @@ def collate(
 class ResidentImages:
     """Decodes all that is served into the device's memory; a step's batch then selects rows."""
 
-    def __init__(
-        self,
-        split: Split,
-        order: Order,
-        run: RunConfig,
-        canvas_px: int,
-        streams: range,
-        device: torch.device,
-        on_bad: OnBad,
-        draw_partners: DrawPartners | None,
-    ) -> None:
-        self._split = split
-        self._order = order
-        self._streams = streams
-        self._device = device
-        self._draw_partners = draw_partners
+    def __init__(self, served: Served) -> None:
+        self._served = served
         self._bad: set[int] = set()
 
         def remember(record: Quarantined) -> None:
             self._bad.add(record.id)
-            on_bad(record)
+            served.on_bad(record)
 
-        ids = np.setdiff1d(np.arange(len(split)), order.without)
+        split = served.split
+        device = served.device
+        ids = np.setdiff1d(np.arange(len(split)), served.order.without)
         decoded = one_pass(
             split,
             ids=ids,
-            canvas_px=canvas_px,
-            num_workers=run.num_workers,
-            reader=Reader(split),
+            canvas_px=served.canvas_px,
+            num_workers=served.run.num_workers,
             on_bad=remember,
         )
         self._images, self._sizes, held = _gather(decoded, split, len(ids), device)
@@ -407,21 +399,22 @@ class ResidentImages:
 
     def collate(self, step: int, parts: list[Any]) -> Shown:
         """Select the images of a step on the device."""
-        epoch, ids = self._order.ids(step, self._streams)
+        served = self._served
+        epoch, ids = served.order.ids(step, served.streams)
         sources = self._with_stand_ins(step, ids) if self._bad else ids
         shown = None
         partners = ids[:0]
-        others = self._draw_partners(step) if self._draw_partners else None
+        others = served.draw_partners(step) if served.draw_partners else None
         if others is not None:
             is_held = self._place[others] >= 0
             shown = np.where((sources == ids) & is_held, others, sources)
             partners = shown[shown != sources]
         rows = torch.from_numpy(self._place[np.append(sources, partners)])
-        images = self._images.index_select(0, send([rows], self._device)[0])
+        images = self._images.index_select(0, send([rows], served.device)[0])
         batch = Batch(
             images=images.permute(0, 3, 1, 2),
             sizes=self._sizes[rows],
-            labels=torch.from_numpy(self._split.labels_of(sources)),
+            labels=torch.from_numpy(served.split.labels_of(sources)),
             ids=torch.from_numpy(ids),
             source_ids=torch.from_numpy(sources),
             epoch=epoch,
@@ -430,11 +423,11 @@ class ResidentImages:
 
     def _with_stand_ins(self, step: int, ids: Integers) -> Integers:
         """Return the samples really served at a step's positions, (B,); ids: those planned."""
-        order = self._order
+        order = self._served.order
         epoch, within = divmod(step, order.steps_per_epoch)
         share = order.batch_size // order.num_streams
         sources = ids.copy()
-        for row, (number, place) in enumerate(product(self._streams, range(share))):
+        for row, (number, place) in enumerate(product(self._served.streams, range(share))):
             if int(ids[row]) in self._bad:
                 plan = order.epoch(epoch).stream(number)
                 sources[row] = stand_in(self._good, plan, within * share + place)[0]
