@@ -27,7 +27,7 @@ from sslpipe.data.holdout import (
     suggested_holdout,
     with_holdout,
 )
-from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.index import DatasetIndex
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.pairing import pairing_warnings, plan_pairs
 from sslpipe.data.partners import Pairing
@@ -66,33 +66,21 @@ ALARM_REMEDY = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
     """The plan of a pretraining: a value; it opens no device and writes nothing.
 
+    `Plan` describes the fields that plans of all kinds have.
+
     Attributes:
-        recipe: Resolved: backbone, hashes, number of steps.
-        index: The data set, of the channels that are read.
-        split: What is trained on, and held out from.
-        order: Which sample comes in which step.
-        watched: Ids of the held-out samples, which are scored during the run.
-        bank: Ids of trained ones that these search, too; None: they search each other.
         pairing: Partners, masks and labels of [pairs]; None without.
-        start: The weights it starts from.
         teacher: Features of [teacher]; None without.
-        not_used: What of the given recipe the weights replace, as a sentence; None: nothing.
     """
 
     recipe: Recipe
-    index: DatasetIndex
-    split: Split
     order: Order
-    watched: NDArray[np.int64]
-    bank: NDArray[np.int64] | None
     pairing: Pairing | None
-    start: Start
     teacher: TeacherFeatures | None
-    not_used: str | None
 
     order_version = ORDER_VERSION
     measure = staticmethod(monitor)

@@ -20,7 +20,6 @@ from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start, with_init
 from sslpipe.metric_learning.classes import (
     HeldOut,
-    Integers,
     bank_ids,
     held_out,
     labelled_split,
@@ -58,31 +57,20 @@ ANOTHER_LOSS = (  # where the loss is not this one
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finetuning(RecipePlan[FinetuningParts]):
     """The plan of a fine-tuning: a value; it opens no device and writes nothing.
 
+    `Plan` describes the fields that plans of all kinds have; the labels of this split number the
+    classes, or the values of sampler.column.
+
     Attributes:
-        recipe: Resolved: backbone with its embedding layer, hashes, number of steps.
-        index: The data set, of the channels that are read.
-        split: What is trained on; its labels number the classes, or those of sampler.column.
-        order: Which samples come in which batch.
-        start: The weights it starts from.
         held_out: What is held out from training.
-        watched: Sorted ids of the held-out samples that are scored during the run.
-        bank: Ids of trained ones that they search, too; None: they search each other.
-        not_used: What of the given recipe the weights replace, as a sentence; None: nothing.
     """
 
     recipe: FinetuneRecipe
-    index: DatasetIndex
-    split: Split
     order: PKOrder
-    start: Start
     held_out: HeldOut
-    watched: Integers
-    bank: Integers | None
-    not_used: str | None
 
     order_version = ORDER_AND_PK_VERSION
     measure = staticmethod(retrieval_monitor)

@@ -1,6 +1,7 @@
 """What plans of all kinds do alike, once they are made."""
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.monitor import HeldOutScores, Watched
 from sslpipe.export.start import Start
@@ -18,18 +20,27 @@ from sslpipe.planning.evaluation import HeldOutEvaluator
 from sslpipe.planning.memory import warn_of_memory
 from sslpipe.planning.pictures import views_picture
 from sslpipe.recipe.identity import run_identity
-from sslpipe.run.contract import PartsT, Plan
+from sslpipe.recipe.sections import RunRecipe
+from sslpipe.run.contract import PartsT, Plan, RunOrder
 
 
+@dataclass(frozen=True, kw_only=True)
 class RecipePlan(Plan[PartsT]):
-    """A plan made from a recipe, whatever it trains; see `Plan` for what a run asks of it.
+    """A plan made from a recipe, whatever it trains: a value, whose fields `Plan` describes.
 
     Attributes:
-        start: The weights it starts from.
         order_version: Of the rule that orders samples; part of the identity.
     """
 
+    recipe: RunRecipe
+    index: DatasetIndex
+    split: Split
+    order: RunOrder
+    watched: NDArray[np.int64]
+    bank: NDArray[np.int64] | None
     start: Start
+    not_used: str | None
+
     order_version: ClassVar[int]
 
     @staticmethod
