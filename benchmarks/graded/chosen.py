@@ -17,7 +17,6 @@ import resource
 import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
@@ -47,10 +46,11 @@ def main() -> None:
     known = args.json is not None and args.json.exists()
     rows = json.loads(args.json.read_text())["rows"] if known else []
     for name in args.sets:
-        for seed in args.seeds:
-            with TemporaryDirectory() as folder:
-                rows += run(args.folder, name, seed, args.set, Path(folder))
-            save(args.json, {"machine": machine(1), "sizes": PX, "rows": rows})
+        with TemporaryDirectory() as folder:
+            study = Study(args.folder, name, Path(folder))
+            for seed in args.seeds:
+                rows += study.rows(seed, args.set)
+                save(args.json, {"machine": machine(1), "sizes": PX, "rows": rows})
     shown = (*METRICS, ALL)
     for other in OTHERS:
         cells = (
@@ -60,33 +60,57 @@ def main() -> None:
         print_table(["set", "backbone", *(f"{m}, {other}" for m in shown)], cells)
 
 
-def run(folder: Path, name: str, seed: int, settings: list[str], out: Path) -> list[Tree]:
-    """Choose, train and choose again; return a row for each of the four backbones."""
-    data = folder / name / "dataset.json"
-    weights = f"timm/tf_efficientnet_lite0@{folder / 'lite0.pth'}"
-    choice, trained, joined = (out / each for each in ("choice", "run", "joined"))
-    common = ("--data", data, "--device", "cpu")
-    sizes = [word for px in PX for word in ("--px", px)]
-    sslpipe("choose", weights, *sizes, *common, "--out", choice)
-    recipe = RECIPES / "metric" / "my_images_mobile.toml"
-    before_s = children_s()
-    words = ("--init", choice, "--data", data, "--run-dir", trained)
-    sslpipe("train", recipe, *words, f"seed={seed}", "run.device=cpu", *settings)
-    cpu_s = round(children_s() - before_s, 1)
-    try:
-        sslpipe("choose", choice, trained, *sizes, *common, "--out", joined)
-    except subprocess.CalledProcessError as error:
-        if error.returncode != 2:  # else the run kept its start, and is skipped as the same weights
-            raise
-    backbones = {
-        START: f"{weights}@{PX[-1]}",
-        CHOSEN: choice,
-        TRAINED: trained,
-        JOINED: joined / "backbone",
-    }
-    columns = {what: score(source, data) for what, source in backbones.items()}
-    facts: dict[str, Any] = {"set": name, "seed": seed, "settings": settings, "cpu_s": cpu_s}
-    return [{**facts, "what": what, **compared(own, columns)} for what, own in columns.items()]
+class Study:
+    """A set, what `choose` says of it before training, and the trainings of several seeds.
+
+    Args:
+        folder: What `benchmarks.graded.data` wrote, and weights.
+        name: Of the set.
+        out: Where to write.
+    """
+
+    def __init__(self, folder: Path, name: str, out: Path) -> None:
+        self.name, self.out = name, out
+        self.data = folder / name / "dataset.json"
+        self.choice = out / "choice"
+        weights = f"timm/tf_efficientnet_lite0@{folder / 'lite0.pth'}"
+        self.choose(weights, out=self.choice)
+        self.before = {
+            START: score(f"{weights}@{PX[-1]}", self.data),
+            CHOSEN: score(self.choice, self.data),
+        }
+
+    def choose(self, *candidates: str | Path, out: Path) -> None:
+        sizes = [word for px in PX for word in ("--px", px)]
+        sslpipe("choose", *candidates, *sizes, *self.common, "--out", out)
+
+    @property
+    def common(self) -> tuple[str | Path, ...]:
+        return ("--data", self.data, "--device", "cpu")
+
+    def rows(self, seed: int, settings: list[str]) -> list[Tree]:
+        """Train and choose again; return a row for each of the four backbones."""
+        trained = self.out / f"run_{seed}"
+        joined = self.out / f"joined_{seed}"
+        recipe = RECIPES / "metric" / "my_images_mobile.toml"
+        words = ("--init", self.choice, "--data", self.data, "--run-dir", trained)
+        before_s = children_s()
+        sslpipe("train", recipe, *words, f"seed={seed}", "run.device=cpu", *settings)
+        cpu_s = round(children_s() - before_s, 1)
+        try:
+            self.choose(self.choice, trained, out=joined)
+        except subprocess.CalledProcessError as error:
+            if (
+                error.returncode != 2
+            ):  # else the run kept its start: skipped, being the same weights
+                raise
+        columns = {
+            **self.before,
+            TRAINED: score(trained, self.data),
+            JOINED: score(joined / "backbone", self.data),
+        }
+        facts = {"set": self.name, "seed": seed, "settings": settings, "cpu_s": cpu_s}
+        return [{**facts, "what": what, **compared(own, columns)} for what, own in columns.items()]
 
 
 def compared(own: dict[str, Column], columns: dict[str, dict[str, Column]]) -> Tree:
