@@ -141,7 +141,8 @@ class RunConfig(Settings):
     command takes the last one."""
     patience: NonNegative = 0
     """End the run, as done, when so many evaluations in a row were no better than the best one; 0:
-    never. The learning rate still follows the whole length of the run."""
+    never. Those of the steps of augment.half_size_share do not count. The learning rate still
+    follows the whole length of the run."""
     trackers: tuple[str, ...] = ()
     """Where metrics are copied to, beside metrics.jsonl: wandb, tensorboard, or what an
     installed package adds."""

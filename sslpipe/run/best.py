@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
     step: int | None = None  # steps done there; None before the first one
     value: float = -math.inf  # their score, larger is better
-    since: int = 0  # evaluations after it, none of which was better
+    since: int = 0  # evaluations after it that count, none of which was better
     measure: str = ""  # what is compared, as the first evaluation decided
     # of the weights that the run started from, where they are a candidate: their score, and their
     # Recall@1 where MAP@R is the score, below which an evaluation is not the best
@@ -45,11 +45,16 @@ class Best:
     Args:
         config: The recipe's [run].
         stored: What the checkpoint that the run resumes from says of the best one.
+        half_size_steps: First steps whose views have half of the size that evaluations see: these
+            say little of what the rest brings, so run.patience does not count them.
     """
 
-    def __init__(self, config: RunConfig, stored: BestEntry | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, stored: BestEntry | None = None, half_size_steps: int = 0
+    ) -> None:
         self._keeps = config.keep == "best"
         self._patience = config.patience
+        self._half_size_steps = half_size_steps
         self.entry = Entry()
         # without a name the best weights were not kept
         if stored is not None and (stored.name is not None or not self._keeps):
@@ -75,12 +80,14 @@ class Best:
         if not self._keeps and not self._patience:
             return
         measure = broadcast_object(self.entry.measure or measured(values))
-        self.entry = self.entry._replace(measure=measure, since=self.entry.since + 1)
+        since = self.entry.since + (1 if done > self._half_size_steps else 0)
+        self.entry = self.entry._replace(measure=measure, since=since)
         self._before = self.entry
         score = broadcast_object(self._score(values))
+        self._is_new = False
         if score is not None and score > self.entry.value:
             self.entry = self.entry._replace(step=done, value=score, since=0)
-        self._is_new = self.entry.since == 0
+            self._is_new = True
 
     def _score(self, values: Values) -> float | None:
         """Return what an evaluation is compared by, larger is better; None: it has no score."""

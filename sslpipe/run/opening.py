@@ -136,7 +136,7 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
         plan.evaluator(parts, process, device),
         held=held,
         reporter=reporter,
-        best=Best(config, checkpoints.best),
+        best=Best(config, checkpoints.best, plan.half_size_steps),
     )
     guard = StepGuard(
         parts.guarded(),

@@ -110,6 +110,19 @@ def test_patience_counts_over_a_resume_and_waits_for_all_its_evaluations():
     assert (none.state(), none.exhausted, none.wants_checkpoint) == ({}, False, False)
 
 
+def test_patience_does_not_count_evaluations_of_half_size_steps():
+    """They see whole views, which the run has not trained on yet; the best may be one of them."""
+    config = RunConfig(keep="best", patience=2, monitor_steps=2)
+    best = Best(config, half_size_steps=8)
+    ended = []
+    for done, score in zip(range(2, 18, 2), [0.5, 0.3, 0.2, 0.1, 0.4, 0.6, 0.5, 0.6], strict=True):
+        best.read(done, {"holdout_map_at_r": score})
+        best.saved(True)
+        ended.append(best.exhausted)
+    assert (best.entry.step, best.entry.value) == (12, 0.6)
+    assert ended == [False] * 7 + [True]
+
+
 def test_without_labels_the_recall_of_the_other_view_decides_to_the_last():
     rng, best, tried = np.random.default_rng(0), Best(KEEP), []
     best.read_start({})  # nothing was measured: nothing is decided
