@@ -135,10 +135,12 @@ def check_list(values: object, argument: str, error: type[UserError] = UserError
         raise error(f"{argument} = {shown(values)} is not a list; give [{shown(values)}]")
 
 
-def check_count(value: int, argument: str, least: int = 1) -> None:
-    """Raise UserError, naming the argument, where it is no whole number of `least` or more."""
+def check_count(
+    value: int, argument: str, least: int = 1, error: type[UserError] = UserError
+) -> None:
+    """Raise an error that names an argument, where it is no whole number of `least` or more."""
     if not isinstance(value, int) or value < least:
-        raise UserError(f"{argument} = {shown(value)} is not a whole number of {least} or more")
+        raise error(f"{argument} = {shown(value)} is not a whole number of {least} or more")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

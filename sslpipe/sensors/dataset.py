@@ -101,12 +101,10 @@ def build_sensor_dataset(
     Raises:
         DataError: An argument that does not fit, unreadable files, shards of another build.
     """
-    for name, value in (
-        ("samples_per_shard", samples_per_shard),
-        ("num_workers", num_workers),
-        ("stride", 1 if stride is None else stride),
-    ):
-        check_count(value, name)
+    check_count(samples_per_shard, "samples_per_shard", error=DataError)
+    check_count(num_workers, "num_workers", error=DataError)
+    if stride is not None:
+        check_count(stride, "stride", error=DataError)
     if range is not None and channels is None:
         raise DataError("--range needs --channels: 8-bit RGB is 0 to 255")
     sensors = parse_sensors(
@@ -118,7 +116,6 @@ def build_sensor_dataset(
         stride=stride,
         min_content=min_content,
     )
-    fields = joined(columns)
     options = SourceOptions(
         root=None if root is None else Path(root),
         split=split,
@@ -128,8 +125,8 @@ def build_sensor_dataset(
         split_column=split_column,
         labels=labels,
         skip_missing=skip_missing,
-        columns=() if fields is None else parse_columns(fields, "--columns"),
-        name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
+        columns=parse_columns(joined(columns)),
+        name_pattern=parse_pattern(name_pattern),
         suffixes=SUFFIXES if channels is None else (*SUFFIXES, *SENSOR_SUFFIXES),
     )
     return write_shards(
@@ -148,6 +145,6 @@ def build_sensor_dataset(
         license=license,
         workers=num_workers,
         progress=progress or silent,
-        value_range=None if range is None else parse_range(",".join(map(str, range))),
+        value_range=parse_range(range),
         make_samples=partial(cut_scenes, sensors=sensors, pattern=options.name_pattern),
     )

@@ -4,7 +4,7 @@ Who reads the files of sensors makes such `Samples` of a source's files; `build.
 writes them as any others.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,17 +55,17 @@ def parse_channels(text: str | None) -> tuple[str, ...] | None:
     return names
 
 
-def parse_range(text: str | None) -> tuple[float, float] | None:
+def parse_range(ends: str | Sequence[float] | None) -> tuple[float, float] | None:
     """Read --range. Raises: DataError for what is no LOW,HIGH."""
-    if text is None:
+    if ends is None:
         return None
     try:
-        low, high = map(float, text.split(","))
+        low, high = map(float, ends.split(",") if isinstance(ends, str) else ends)
     except ValueError:
         low = 0.0
         high = 0.0
     if not -3e38 <= low < high <= 3e38:
-        raise DataError(f"--range={text!r} is no LOW,HIGH, such as 0,4095")
+        raise DataError(f"--range={ends!r} is no LOW,HIGH, such as 0,4095")
     return low, high
 
 

@@ -37,25 +37,27 @@ _OWN_FILE = re.compile(r".+\.metadata-[0-9a-f]{16}\.parquet")
 Columns = Any  # pyarrow.Table: a row a sample, columns of KINDS by name
 
 
-def parse_columns(text: str, option: str) -> tuple[ColumnSpec, ...]:
-    """Read "patient,age:integer,sku=Product id:text". Raises: DataError with the option's name."""
+def parse_columns(text: str | None) -> tuple[ColumnSpec, ...]:
+    """Read --columns, "patient,age:integer,sku=Product id:text". Raises: DataError."""
+    if text is None:
+        return ()
     specs: list[ColumnSpec] = []
     for part in text.split(","):
         name, renamed, field = part.strip().partition("=")
         rest, colon, kind = (field if renamed else name).rpartition(":")
         if colon and kind not in KINDS and not renamed:
             raise DataError(
-                f"{option} {part.strip()!r}: {kind!r} is no kind{did_you_mean(kind, KINDS)}; "
+                f"--columns {part.strip()!r}: {kind!r} is no kind{did_you_mean(kind, KINDS)}; "
                 f"kinds: {', '.join(KINDS)}"
             )
         known = next((each for each in KINDS if colon and each == kind), None)
         field = rest if known else field if renamed else name
         name = name.strip() if renamed else field
         if not field:
-            raise DataError(f"{option} {text!r} is no list of names, as in patient,age:integer")
+            raise DataError(f"--columns {text!r} is no list of names, as in patient,age:integer")
         for spec in specs:
             if name == spec.name or field == spec.field:
-                raise DataError(f"{option} {text!r} names {name!r} twice")
+                raise DataError(f"--columns {text!r} names {name!r} twice")
         check_name(name, [spec.name for spec in specs])
         specs.append(ColumnSpec(name, field, known))
     return tuple(specs)

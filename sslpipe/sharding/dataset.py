@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sslpipe.arguments import checked
 from sslpipe.data.image_type import Colour
 from sslpipe.data.index import DatasetIndex, load_index
-from sslpipe.errors import DataError, as_path, shown
+from sslpipe.errors import DataError, as_path, check_count, shown
 from sslpipe.sharding.arrays import parse_channels, parse_range
 from sslpipe.sharding.build import Built, Progress, silent, write_shards
 from sslpipe.sharding.columns import parse_columns
@@ -117,13 +117,10 @@ def build_dataset(
     Raises:
         DataError: An argument that does not fit, unreadable images, shards of another build.
     """
-    _check_counts(
-        {
-            "samples_per_shard": samples_per_shard,
-            "num_workers": num_workers,
-            "resize_px": 1 if resize_px is None else resize_px,
-        }
-    )
+    check_count(samples_per_shard, "samples_per_shard", error=DataError)
+    check_count(num_workers, "num_workers", error=DataError)
+    if resize_px is not None:
+        check_count(resize_px, "resize_px", error=DataError)
     if not 0 <= test_fraction <= 0.9:
         raise DataError(f"test_fraction = {test_fraction} is not in [0, 0.9]")
     reader: str | SourceReader
@@ -153,7 +150,6 @@ def build_dataset(
         raise DataError(
             f"source = {shown(source)} is not one of {', '.join(SOURCES.names())}; {remedy}"
         )
-    fields = joined(columns)
     options = SourceOptions(
         root=None if root is None else as_path(root, "root", DataError),
         split=split,
@@ -165,8 +161,8 @@ def build_dataset(
         labels=labels,
         download=download,
         skip_missing=skip_missing,
-        columns=() if fields is None else parse_columns(fields, "--columns"),
-        name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
+        columns=parse_columns(joined(columns)),
+        name_pattern=parse_pattern(name_pattern),
     )
     layout = LAYOUT._replace(
         samples_per_shard=samples_per_shard,
@@ -228,7 +224,7 @@ def index_tars(
     Raises:
         DataError: A tar is compressed, damaged, not laid out for webdataset, or in two splits.
     """
-    _check_counts({"num_workers": num_workers})
+    check_count(num_workers, "num_workers", error=DataError)
     listed = [folders] if isinstance(folders, str | Path) else [*folders]
     if not listed:
         raise DataError("folders = [] names none; give the folder of the tars, or several")
@@ -242,8 +238,8 @@ def index_tars(
     paths = [Path(each) for each in listed]
     tars, known = gather_tars(target, paths, split, names, with_columns=fields is None)
     wanted = SourceOptions(
-        columns=parse_columns(fields, "--columns") if fields else known,
-        name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
+        columns=parse_columns(fields) if fields else known,
+        name_pattern=parse_pattern(name_pattern),
     )
     if fields != "":
         check_columns(target, tars.groups, wanted)
@@ -257,7 +253,7 @@ def index_tars(
             workers=num_workers,
             advance=advance,
             channels=parse_channels(joined(channels)),
-            value_range=parse_range(None if range is None else ",".join(map(str, range))),
+            value_range=parse_range(range),
         )
 
 
@@ -275,7 +271,7 @@ def verify_dataset(
     Returns:
         What is wrong, (shard, key, reason) each; [] for nothing.
     """
-    _check_counts({"num_workers": num_workers})
+    check_count(num_workers, "num_workers", error=DataError)
     index = load_index(data)
     splits = index.manifest.splits
     jobs = [(key, k) for key, shards in splits.items() for k in range(len(shards))]
@@ -355,12 +351,6 @@ def _check_unused(arguments: Mapping[str, object]) -> None:
             raise DataError(
                 f"{name} = {shown(value)} has no effect on what is in memory; leave it out"
             )
-
-
-def _check_counts(counts: dict[str, int]) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise DataError(f"{name} = {count} is less than 1")
 
 
 def _parse_colour(text: str) -> Colour:

@@ -267,8 +267,10 @@ def match_names(
     return {name: [match[name] for match in matches if match] for name in pattern.groupindex}
 
 
-def parse_pattern(text: str) -> re.Pattern[str]:
+def parse_pattern(text: str | None) -> re.Pattern[str] | None:
     """Read --name-pattern. Raises: DataError where it is no pattern, or names no column."""
+    if text is None:
+        return None
     try:
         pattern = re.compile(text, re.DOTALL)
     except re.error as error:

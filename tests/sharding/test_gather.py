@@ -42,7 +42,7 @@ def write_csv(folder: Path, *, bad: int | None = None) -> SourceOptions:
         (folder / f"{row}.png").write_bytes(raw)
         lines.append(f'{row}.png,{row % 3},"{patient}",{row if row % 5 else ""},{shot_at}')
     (folder / "table.csv").write_bytes("\n".join(lines).encode())
-    columns = parse_columns("patient,age,shot_at=shot at", "--columns")
+    columns = parse_columns("patient,age,shot_at=shot at")
     return SourceOptions(csv=folder / "table.csv", columns=columns)
 
 
@@ -110,7 +110,7 @@ def test_a_half_done_build_with_other_columns_is_not_resumed(tmp_path):
 def test_shards_that_are_indexed_again_have_the_same_values(tmp_path):
     out = tmp_path / "out"
     write_shards(out, "csv", write_csv(tmp_path / "in"), LAYOUT)
-    fields = SourceOptions(columns=parse_columns("patient,age,shot_at", "--columns"))
+    fields = SourceOptions(columns=parse_columns("patient,age,shot_at"))
     # the same files; without a word about columns it is refused, as it loses them
     before, groups = tree(out), find_tars(out, None)
     with pytest.raises(DataError, match="columns='age:integer,patient:text,shot_at:time'"):
@@ -149,7 +149,7 @@ def foreign_tar(folder: Path, trees: list[object]) -> Path:
 
 def index_foreign(folder: Path, fields: str, pattern: str = "") -> None:
     columns = SourceOptions(
-        columns=parse_columns(fields, "--columns"),
+        columns=parse_columns(fields),
         name_pattern=parse_pattern(pattern) if pattern else None,
     )
     index_folder(folder, Tars(find_tars(folder, None)), columns=columns)
@@ -197,9 +197,9 @@ PATTERN = parse_pattern(r"(?P<theme>[^/]+)/(?P<size>\d+)/.+\.png")
     ("options", "change", "words"),
     [
         ({"name_pattern": parse_pattern(r"(?P<a>x)")}, {}, r"does not match 30 of 30 names, such"),
-        ({"columns": parse_columns("colour", "--columns")}, {}, "'colour': the source has no such"),
+        ({"columns": parse_columns("colour")}, {}, "'colour': the source has no such"),
         (
-            {"columns": parse_columns("them", "--columns")},
+            {"columns": parse_columns("them")},
             {},
             "no such column; did you mean 'theme'",
         ),
@@ -431,7 +431,7 @@ def test_parts_of_names_are_texts_where_one_is():
     ],
 )
 def test_columns_are_named_renamed_and_given_kinds(text, specs):
-    assert [tuple(spec) for spec in parse_columns(text, "--columns")] == specs
+    assert [tuple(spec) for spec in parse_columns(text)] == specs
 
 
 @pytest.mark.parametrize(
@@ -448,4 +448,4 @@ def test_columns_are_named_renamed_and_given_kinds(text, specs):
 )
 def test_a_wrong_list_of_columns_is_one_line(text, words):
     with pytest.raises(DataError, match=words):
-        parse_columns(text, "--columns")
+        parse_columns(text)

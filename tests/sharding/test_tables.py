@@ -444,7 +444,7 @@ def test_columns_keep_their_types_gaps_and_time_zones(tmp_path):
 def test_times_beyond_pythons_are_refused_by_column(tmp_path, number, kind):
     column = pa.array([0, number, None], pa.int32() if kind.bit_width == 32 else pa.int64())
     write(tmp_path / "train.parquet", [0, 1, 0], shot_at=column.view(kind))
-    options = SourceOptions(root=tmp_path, columns=parse_columns("shot_at", "--columns"))
+    options = SourceOptions(root=tmp_path, columns=parse_columns("shot_at"))
     with pytest.raises(DataError, match=r"train\[[01]\]: shot_at = .* is no time"):
         columns_of_images(read(tmp_path, columns=options.columns), options)
 
@@ -453,7 +453,7 @@ def test_times_beyond_pythons_are_refused_by_column(tmp_path, number, kind):
 def test_the_first_and_last_times_are_read(tmp_path, unit):
     times = [datetime(1, 1, 3), datetime(9999, 12, 30), None]
     write(tmp_path / "train.parquet", [0, 1, 0], t=pa.array(times, pa.timestamp(unit)))
-    options = SourceOptions(root=tmp_path, columns=parse_columns("t", "--columns"))
+    options = SourceOptions(root=tmp_path, columns=parse_columns("t"))
     columns = columns_of_images(read(tmp_path, columns=options.columns), options)["train"]
     assert [t and t.replace(tzinfo=None) for t in columns["t"].to_pylist()] == times
 

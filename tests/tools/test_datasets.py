@@ -21,7 +21,7 @@ def read_splits(script: ModuleType, root: Path) -> dict[str, Images]:
     table = root.parent / "table.csv"
     write_table(script.__doc__, script.COLUMNS, script.rows, [str(root), str(table)])
     more = script.COLUMNS[3:]
-    columns = parse_columns(",".join(more), "--columns") if more else ()
+    columns = parse_columns(",".join(more)) if more else ()
     options = SourceOptions(csv=table, root=root, split_column="split", columns=columns)
     return SOURCES["csv"](options)
 
