@@ -321,6 +321,9 @@ class KorniaViews(BaseViews):
 Views = FusedViews | KorniaViews
 
 
+_NOT_OF_THE_VIEWS = ("kind", "half_size_share")  # settings that a run uses itself
+
+
 class ViewSettings(SparseSettings):
     """What both kinds of views take; further keys are settings of the ops, see `setting_docs`."""
 
@@ -352,7 +355,7 @@ class ViewSettings(SparseSettings):
     @model_validator(mode="after")
     def _of_known_ops(self, info: ValidationInfo) -> Self:
         if info.context != "recorded":  # a run's ops may be of a module that is not named here
-            view_specs(self.preset, self.crop_px, self.overrides)
+            view_specs(self.preset, self.crop_px, self.model_extra)
         if self.half_size_share and (self.crop_px % 2 or self.crop_px < 4):
             raise ValueError(
                 f"half_size_share = {self.half_size_share:g} halves views of crop_px = "
@@ -360,27 +363,13 @@ class ViewSettings(SparseSettings):
             )
         return self
 
-    @property
-    def overrides(self) -> dict[str, Any]:
-        """The settings of ops."""
-        return dict(self.model_extra or {})
-
     def build(self, **known: Any) -> Views:
         """Make the views; `mean` and `std` of the data count where the recipe has none."""
-        return self.views(
-            preset=self.preset,
-            crop_px=self.crop_px,
-            mean=known.get("mean") if self.mean is None else self.mean,
-            std=known.get("std") if self.std is None else self.std,
-            normalize=self.normalize,
-            extra=self.extra,
-            channels=known.get("channels", RGB8.channels),
-            **self.further(),
-        )
-
-    def further(self) -> dict[str, Any]:
-        """Return what else the views take: settings of ops, and of the kind alone."""
-        return self.overrides
+        settings = {name: value for name, value in self if name not in _NOT_OF_THE_VIEWS}
+        for name in ("mean", "std"):
+            if settings[name] is None:
+                settings[name] = known.get(name)
+        return self.views(**settings, channels=known.get("channels", RGB8.channels))
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -407,10 +396,6 @@ class FusedSettings(ViewSettings):
     takes torch's operations. No part of a run's digest."""
 
     views: ClassVar[type[Views]] = FusedViews
-
-    def further(self) -> dict[str, Any]:
-        """Return settings of ops, blur and kernels."""
-        return {**self.overrides, "blur": self.blur, "kernels": self.kernels}
 
 
 class KorniaSettings(ViewSettings):
