@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sslpipe.augment.eval_view import eval_view_for
-from sslpipe.export.model import freeze
+from sslpipe.export.model import FrozenBackbone
 from sslpipe.metric_learning.finetune_plan import with_backbone
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.parts import build_task
@@ -277,7 +277,9 @@ def test_the_header_of_a_fine_tuning_is_complete_and_its_commands_are_the_progra
 def test_a_fine_tuning_takes_a_run_of_any_backbone(path, index):
     component = backbone_settings("small_resnet", {"widths": [4, 8]})
     view = eval_view_for(32, mean=(0.5,) * 3, std=(0.25,) * 3)
-    given = freeze(build_backbone(component, crop_px=32), component, view, {"name": "mine"})
+    given = FrozenBackbone.of(
+        build_backbone(component, crop_px=32), component, view, {"name": "mine"}
+    )
     recipe = with_backbone(load_recipe(path), given, index)
     assert (recipe.backbone.kind, recipe.backbone.arguments["widths"]) == ("small_resnet", [4, 8])
     task = build_task(recipe, 32, given, num_classes=6)

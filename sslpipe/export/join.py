@@ -6,7 +6,7 @@ from typing import Any
 from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.data.image_type import hex_colour
 from sslpipe.errors import UserError
-from sslpipe.export.model import FrozenBackbone, freeze
+from sslpipe.export.model import FrozenBackbone
 from sslpipe.models.backbones import (
     JOIN,
     Backbone,
@@ -65,7 +65,7 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     name = " + ".join(f"{model.name} {model.view.crop_px} px" for model in models)
     view = JoinedView([model.view for model in models])
     facts = {"name": name, "init": init}
-    return freeze(backbone, component, view, facts, image=models[0].config.image)
+    return FrozenBackbone.of(backbone, component, view, facts, image=models[0].config.image)
 
 
 def first_part(joined: FrozenBackbone) -> FrozenBackbone:
@@ -82,7 +82,7 @@ def first_part(joined: FrozenBackbone) -> FrozenBackbone:
     view = next(joined.view.views.children())
     assert isinstance(view, EvalView)
     component = backbone_settings(kind, settings)
-    return freeze(part, component, view, facts, image=joined.config.image)
+    return FrozenBackbone.of(part, component, view, facts, image=joined.config.image)
 
 
 def _describe(model: FrozenBackbone) -> str:
@@ -119,4 +119,4 @@ def at_size(model: FrozenBackbone, crop_px: int, source: str) -> FrozenBackbone:
     copy_weights(model.backbone, backbone, component.kind, source)
     facts = model.config.facts
     metadata = {key: facts[key] for key in facts if not key.startswith("evaluation")}
-    return freeze(backbone, component, sized, metadata, image=model.config.image)
+    return FrozenBackbone.of(backbone, component, sized, metadata, image=model.config.image)

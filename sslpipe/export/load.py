@@ -21,7 +21,7 @@ from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
 from sslpipe.export.folder import read_folder, refusing_damage
 from sslpipe.export.join import at_size, join
-from sslpipe.export.model import FrozenBackbone, freeze
+from sslpipe.export.model import FrozenBackbone
 from sslpipe.export.saved import Config
 from sslpipe.files import Tree
 from sslpipe.models.backbones import BACKBONES, build_backbone
@@ -36,7 +36,7 @@ from sslpipe.run.records import DataDescription, plugins_of, read_description
 from sslpipe.weights.reader import read_weights
 from sslpipe.weights.source import HUBS, Source, fetch, parse_source
 
-__all__ = ["Config", "FrozenBackbone", "freeze"]  # of other modules
+__all__ = ["Config", "FrozenBackbone"]  # of other modules
 
 
 @checked
@@ -144,7 +144,7 @@ def _load_weights(
     backbone, component, view, report = read_weights(source, component, crop_px)
     name = component.kind.rpartition("/")[2]
     name = component.arguments.get("config", {}).get("model_type", name)  # of transformers
-    return freeze(backbone, component, view, {"name": name, "init": report})
+    return FrozenBackbone.of(backbone, component, view, {"name": name, "init": report})
 
 
 def _load_module(
@@ -251,11 +251,11 @@ def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
     }
     if (run_dir / "eval.json").exists():
         metadata |= _evaluation(run_dir / "eval.json", module_sha256(backbone))
-    return freeze(
+    return FrozenBackbone.of(
         backbone=backbone,
         component=recipe.backbone,
         view=view,
-        metadata=metadata,
+        facts=metadata,
         image=data.image,
     )
 

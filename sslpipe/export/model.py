@@ -26,11 +26,10 @@ from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.embed import forward_in_parts
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.whiten import Whitening, WhiteningLayer
-from sslpipe.export.saved import Config, SavedBackbone, config_of
+from sslpipe.export.saved import Config, SavedBackbone
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.state import check_finite, evaluating, weights_dtype
 from sslpipe.portable import open_regular
-from sslpipe.registry.schema import SparseSettings
 from sslpipe.satellites import offered
 from sslpipe.sharding.members import flatten, to_member
 
@@ -382,25 +381,3 @@ def _refusal(value: object, what: str, wanted: ImageType) -> str:
         "(H, W, C) or (B, H, W, C), the path of such a file, or a list of these"
     )
     return f"encode: {what} is a {kind} {has}; {remedy}"
-
-
-def freeze(
-    backbone: Backbone,
-    component: SparseSettings,
-    view: EvalView,
-    metadata: dict[str, Any],
-    image: ImageType | None = None,
-) -> FrozenBackbone:
-    """Wrap a backbone with what an export writes beside it.
-
-    Args:
-        backbone: The network with its weights.
-        component: What it was built from.
-        view: The view that its features need.
-        metadata: `Config.facts`.
-        image: What images the network was trained on; None: 8-bit RGB.
-    """
-    config = config_of(
-        backbone=backbone, component=component, view=view, facts=metadata, image=image
-    )
-    return FrozenBackbone(backbone, view, config)

@@ -57,6 +57,37 @@ class SavedBackbone(nn.Module):
         self.num_features = backbone.num_features
         self.eval().requires_grad_(False)
 
+    @classmethod
+    def of(
+        cls,
+        backbone: Backbone,
+        component: SparseSettings,
+        view: EvalView,
+        facts: dict[str, Any],
+        image: ImageType | None = None,
+    ) -> Self:
+        """Wrap a network, and say in the config what it is.
+
+        Args:
+            backbone: The network with its weights.
+            component: What it was built from.
+            view: The view that its features need.
+            facts: `Config.facts`.
+            image: What images the network was trained on; None: 8-bit RGB.
+        """
+        # resolved, so that a later rule for "auto" changes nothing
+        stem = {} if backbone.stem is None else {"stem": backbone.stem}
+        config = Config(
+            image=unusual(image),
+            backbone=backbone_settings(component.kind, {**component.arguments, **stem}),
+            crop_px=view.crop_px,
+            num_features=backbone.num_features,
+            view=view.config(),
+            weights_sha256=module_sha256(backbone),
+            facts=facts,
+        )
+        return cls(backbone, view, config)
+
     def update_config(self, **changes: Any) -> None:
         """Replace keys of `config`, which may be shared with other backbones."""
         self.config = self.config.model_copy(update=changes)
@@ -124,35 +155,6 @@ class SavedBackbone(nn.Module):
         image = self.image_type.on(background)
         config = self.config.model_copy(update={"image": unusual(image)})
         return self._like(self.view, config)
-
-
-def config_of(
-    backbone: Backbone,
-    component: SparseSettings,
-    view: EvalView,
-    facts: dict[str, Any],
-    image: ImageType | None = None,
-) -> Config:
-    """Return the config of a network.
-
-    Args:
-        backbone: The network with its weights.
-        component: What it was built from.
-        view: The view that its features need.
-        facts: `Config.facts`.
-        image: What images the network was trained on; None: 8-bit RGB.
-    """
-    # resolved, so that a later rule for "auto" changes nothing
-    stem = {} if backbone.stem is None else {"stem": backbone.stem}
-    return Config(
-        image=unusual(image),
-        backbone=backbone_settings(component.kind, {**component.arguments, **stem}),
-        crop_px=view.crop_px,
-        num_features=backbone.num_features,
-        view=view.config(),
-        weights_sha256=module_sha256(backbone),
-        facts=facts,
-    )
 
 
 def unusual(image: ImageType | None) -> ImageType | None:

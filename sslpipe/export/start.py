@@ -17,7 +17,7 @@ from sslpipe.augment.eval_view import EvalView, eval_view_for, normalisation
 from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.folder import read_folder, sha256_sums, write_folder
-from sslpipe.export.saved import SavedBackbone, config_of
+from sslpipe.export.saved import SavedBackbone
 from sslpipe.models.backbones import JOIN, RGB_CHANNELS, backbone_settings, build_backbone
 from sslpipe.models.channels import adapt_kernels, first_convolution
 from sslpipe.portable import explain_file_error
@@ -214,8 +214,7 @@ def fit_channels(init_from: SavedBackbone | None, index: DatasetIndex) -> SavedB
     view = EvalView.from_config(init_from.view.config() | statistics)
     init = {**init_facts(init_from), "channels": list(image_type.channels)}
     facts = {**init_from.config.facts, "init": init}
-    config = config_of(backbone, component, view, facts, image=index.manifest.image)
-    return SavedBackbone(backbone, view, config)
+    return SavedBackbone.of(backbone, component, view, facts, image=index.manifest.image)
 
 
 def with_channels(component: SparseSettings, channels: int | None) -> SparseSettings:

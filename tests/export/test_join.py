@@ -18,7 +18,7 @@ from sslpipe.errors import ExportError, UserError, WeightsError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.export import write
 from sslpipe.export.join import at_size
-from sslpipe.export.load import freeze, load_backbone
+from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.named import open_init
 from sslpipe.export.start import Start, with_init
 from sslpipe.models.backbones import backbone_settings, build_backbone
@@ -126,7 +126,7 @@ def test_a_size_of_an_export_is_that_of_the_weights(files, pictures, tmp_path):
 def test_another_size_resizes_tables_and_keeps_all_other_tensors():
     component = backbone_settings(VIT, {"embedding_dim": 8})
     network = randomised(build_backbone(component, crop_px=64), 3)
-    model = freeze(network, component, EvalView(64, 64), {"evaluation": [], "name": "x"})
+    model = FrozenBackbone.of(network, component, EvalView(64, 64), {"evaluation": [], "name": "x"})
     sized = at_size(model, 96, "x@96")
     before, after = model.backbone.state_dict(), sized.backbone.state_dict()
     changed = [key for key in before if before[key].shape != after[key].shape]

@@ -8,7 +8,7 @@ from torch import nn
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import ExportError, UserError
 from sslpipe.export import verify
-from sslpipe.export.load import FrozenBackbone, freeze
+from sslpipe.export.load import FrozenBackbone
 from sslpipe.models.backbones import backbone_settings, build_backbone
 
 VIEW = EvalView(crop_px=32, resize_px=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3))
@@ -24,7 +24,7 @@ def trained(kind: str = "small_resnet", **arguments: object) -> FrozenBackbone:
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 2)
     facts = {"name": "made up", "step": 7, "digest": "d" * 64}
-    return freeze(backbone, component, VIEW, facts)
+    return FrozenBackbone.of(backbone, component, VIEW, facts)
 
 
 def features(model: nn.Module) -> torch.Tensor:

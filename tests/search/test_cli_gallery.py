@@ -12,7 +12,7 @@ from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.data.decode import decode
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.flatten import Power
-from sslpipe.export.load import freeze, load_backbone
+from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.whiten import whiten
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.search.gallery import Gallery
@@ -28,7 +28,7 @@ def write_model(folder, seed):
     component = backbone_settings("small_resnet", {"widths": [8, 16], "normalize": True})
     torch.manual_seed(seed)
     backbone = build_backbone(component, crop_px=16)
-    frozen = freeze(backbone, component, eval_view_for(16, [0.5] * 3, [0.25] * 3), {})
+    frozen = FrozenBackbone.of(backbone, component, eval_view_for(16, [0.5] * 3, [0.25] * 3), {})
     save_file(dict(backbone.state_dict()), folder / "model.safetensors")
     (folder / "config.json").write_text(frozen.config.model_dump_json())
     return folder
