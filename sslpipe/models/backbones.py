@@ -288,46 +288,35 @@ class TorchvisionSettings(BackboneSettings):
 
     def network(self, crop_px: int) -> Backbone:
         """Make the network."""
-        return torchvision_backbone(
-            self.architecture,
-            crop_px=crop_px,
-            stem=self.stem,
-            zero_init_residual=self.zero_init_residual,
-        )
+        import torchvision  # it imports torch's compiler: 2 s that other backbones do not need
 
+        # the architecture and its arguments, refused before anything is built
+        architecture = self.architecture
+        names = torchvision.models.list_models(module=torchvision.models)
+        known = [name for name in names if name.startswith(PREFIXES)]
+        if architecture not in known:
+            raise RecipeError(
+                f"backbone.kind: torchvision has no usable {architecture!r}"
+                f"{did_you_mean(architecture, known)}; usable: {', '.join(known)}"
+            )
+        arguments: dict[str, Any] = {}
+        if architecture.startswith(("resnet", "resnext", "wide_resnet")):
+            arguments["zero_init_residual"] = self.zero_init_residual
+        elif self.zero_init_residual:
+            raise RecipeError(f"backbone.zero_init_residual: {architecture!r} is not a ResNet")
+        if architecture.startswith("vit_"):
+            _check_patches(architecture, int(architecture.rpartition("_")[2]), crop_px)
+            arguments["image_size"] = crop_px
+        network = torchvision.models.get_model(architecture, weights=None, **arguments)
 
-def torchvision_backbone(
-    architecture: str, *, crop_px: int, stem: StemSetting, zero_init_residual: bool
-) -> Backbone:
-    """Build the network of `TorchvisionSettings`."""
-    # the architecture and its arguments, refused before anything is built
-    import torchvision  # here, as it imports torch's compiler: 2 s that other backbones do not need
-
-    names = torchvision.models.list_models(module=torchvision.models)
-    known = [name for name in names if name.startswith(PREFIXES)]
-    if architecture not in known:
-        raise RecipeError(
-            f"backbone.kind: torchvision has no usable {architecture!r}"
-            f"{did_you_mean(architecture, known)}; usable: {', '.join(known)}"
-        )
-    arguments: dict[str, Any] = {}
-    if architecture.startswith(("resnet", "resnext", "wide_resnet")):
-        arguments["zero_init_residual"] = zero_init_residual
-    elif zero_init_residual:
-        raise RecipeError(f"backbone.zero_init_residual: {architecture!r} is not a ResNet")
-    if architecture.startswith("vit_"):
-        _check_patches(architecture, int(architecture.rpartition("_")[2]), crop_px)
-        arguments["image_size"] = crop_px
-    network = torchvision.models.get_model(architecture, weights=None, **arguments)
-
-    # the classifier goes, the stem fits the images
-    parent_name, _, head_name = CLASSIFIERS[type(network).__name__].rpartition(".")
-    parent = network.get_submodule(parent_name)
-    head = parent.get_submodule(head_name)
-    linear = next(module for module in head.modules() if isinstance(module, nn.Linear))
-    setattr(parent, head_name, nn.Identity())
-    stem_name = set_stem(network, torchvision.models.ResNet, stem, crop_px)
-    return Backbone(network, linear.in_features, stem_name)
+        # the classifier goes, the stem fits the images
+        parent_name, _, head_name = CLASSIFIERS[type(network).__name__].rpartition(".")
+        parent = network.get_submodule(parent_name)
+        head = parent.get_submodule(head_name)
+        linear = next(module for module in head.modules() if isinstance(module, nn.Linear))
+        setattr(parent, head_name, nn.Identity())
+        stem_name = set_stem(network, torchvision.models.ResNet, self.stem, crop_px)
+        return Backbone(network, linear.in_features, stem_name)
 
 
 class TimmSettings(BackboneSettings):
@@ -464,40 +453,29 @@ class JoinSettings(BackboneSettings):
     """Of each its kind, crop_px and settings."""
 
     def network(self, crop_px: int) -> Backbone:
-        """Make the networks."""
-        return joined_backbone(self.parts)
-
-
-def joined_backbone(parts: list[dict[str, Any]] | None = None) -> Backbone:
-    """Build the networks of a join.
-
-    Args:
-        parts: Of each its kind, crop_px and arguments.
-
-    Raises:
-        RecipeError: There are none: a recipe names a join.
-    """
-    if parts is None:
-        raise RecipeError(
-            "backbone.kind = 'join': several networks side by side are embedded with, not trained; "
-            "name one of them"
-        )
-    if len(parts) > MOST_PARTS:  # before any is built
-        raise ValueError(f"a join is of 2 to {MOST_PARTS} parts, not {len(parts)}")
-    networks = []
-    sides = []
-    for tree in parts:
-        side = tree.get("crop_px")
-        if type(side) is not int or side < 1:
-            raise RecipeError(f"backbone.parts.crop_px = {shown(side)} is no number of pixels")
-        kind: Any = tree.get("kind")  # a missing one is refused like a wrong one
-        arguments = {key: tree[key] for key in tree if key not in ("kind", "crop_px")}
-        settings = backbone_settings(kind, arguments)
-        if settings.kind == JOIN:
-            raise ValueError("a part of a join is a join")
-        networks.append(build_backbone(settings, crop_px=side))
-        sides.append(side)
-    return JoinedBackbone(networks, sides)
+        """Make the networks. Raises: RecipeError where there are none: a recipe names a join."""
+        parts = self.parts
+        if parts is None:
+            raise RecipeError(
+                "backbone.kind = 'join': several networks side by side are embedded with, not "
+                "trained; name one of them"
+            )
+        if len(parts) > MOST_PARTS:  # before any is built
+            raise ValueError(f"a join is of 2 to {MOST_PARTS} parts, not {len(parts)}")
+        networks = []
+        sides = []
+        for tree in parts:
+            side = tree.get("crop_px")
+            if type(side) is not int or side < 1:
+                raise RecipeError(f"backbone.parts.crop_px = {shown(side)} is no number of pixels")
+            kind: Any = tree.get("kind")  # a missing one is refused like a wrong one
+            arguments = {key: tree[key] for key in tree if key not in ("kind", "crop_px")}
+            settings = backbone_settings(kind, arguments)
+            if settings.kind == JOIN:
+                raise ValueError("a part of a join is a join")
+            networks.append(build_backbone(settings, crop_px=side))
+            sides.append(side)
+        return JoinedBackbone(networks, sides)
 
 
 _BUILT_IN: dict[str, type[BackboneSettings]] = {
