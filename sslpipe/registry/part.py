@@ -58,6 +58,15 @@ class PartSettings(KindSettings):
         arguments |= {name: value for name, value in known.items() if name in self.derived}
         return self.part(**arguments)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how a pickle is read: the class has no name in a module."""
+        return _empty_settings, (self.part, self.kind), self.__getstate__()
+
+
+def _empty_settings(part: type["Part"], kind: str) -> PartSettings:
+    settings = part.settings_class(kind)
+    return settings.__new__(settings)
+
 
 class _PartType(type):
     """Says in one line what a constructor refuses."""

@@ -1,3 +1,4 @@
+import pickle
 import shlex
 
 import pytest
@@ -223,6 +224,13 @@ def test_a_value_that_the_remedy_names_is_read_as_itself(path, value):
 def test_a_recipe_survives_being_stored_and_parsed_again(path):
     recipe = load_recipe(path).resolved(10)
     assert parse_recipe(recipe.model_dump(mode="json"), "recipe.json") == recipe
+
+
+def test_a_recipe_survives_a_pickle_as_for_a_process_that_is_spawned(path):
+    recipe = load_recipe(path, ["augment.preset=grey", "loss.kind=moco"])
+    again = pickle.loads(pickle.dumps(recipe))
+    assert again == recipe
+    assert identity(again, "0" * 64, 1) == identity(recipe, "0" * 64, 1)
 
 
 def test_a_missing_recipe_names_those_beside_it_and_no_toml_its_line(path):
