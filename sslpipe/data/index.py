@@ -20,7 +20,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from itertools import combinations
 from pathlib import Path
@@ -133,8 +133,6 @@ class Split:
         self._select(index)
         sizes = np.array([shard.samples for shard in self.shards], dtype=np.int64)
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])  # (shards + 1,)
-        self.offsets = lru_cache(maxsize=SIDECARS_KEPT)(self._read_offsets)
-        self._column = lru_cache(maxsize=None)(self._read_column)
 
     def _select(self, index: DatasetIndex) -> None:
         self.index = index
@@ -147,6 +145,11 @@ class Split:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.folder!r}, {self.name!r}, samples={len(self)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a spawned process needs; it reads the files again."""
+        caches = ("offsets", "_column", "_table")
+        return {name: value for name, value in vars(self).items() if name not in caches}
 
     def locate(self, ids: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Find the shard number and the row within it of each sample id. (n,) -> (n,), (n,)."""
@@ -163,6 +166,11 @@ class Split:
         split = copy.copy(self)
         split._select(self.index.with_channels(names))
         return split
+
+    @cached_property
+    def offsets(self) -> Callable[[int], NDArray[np.int64]]:
+        """Read a shard's (samples, 3) int64: start, end, label; each once."""
+        return lru_cache(maxsize=SIDECARS_KEPT)(self._read_offsets)
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
@@ -196,6 +204,10 @@ class Split:
     def column(self, name: str) -> Column:
         """Open a column by its name. Raises: DataError for no such one."""
         return self._column(name)
+
+    @cached_property
+    def _column(self) -> Callable[[str], Column]:
+        return lru_cache(maxsize=None)(self._read_column)
 
     def _read_column(self, name: str) -> Column:
         import pyarrow as pa
