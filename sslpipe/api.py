@@ -173,7 +173,6 @@ def embed(
             network=fitting.name,
             finish=None if fitting.whitening is None else fitting.whitening.__call__,
             batch_size=batch_size,
-            canvas_px=fitting.view.canvas_px,
             num_workers=num_workers,
             device=target,
             on_bad=warn,

@@ -92,7 +92,6 @@ def embed(
             process=process,
             finish=None if backbone.whitening is None else backbone.whitening.__call__,
             batch_size=embedding.batch_size,
-            canvas_px=view.canvas_px,
             num_workers=embedding.num_workers,
             device=target,
             bar=partial(progress, title),

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import Rank, agree
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import (
     Embeddings,
-    View,
     check_all,
     check_rows,
     embed_here,
@@ -35,14 +35,13 @@ PART_SAMPLES = 4096
 def embed_to_file(
     out: Path,
     backbone: nn.Module,
-    view: View,
+    view: EvalView,
     split: Split,
     facts: dict[str, Any],
     *,
     network: str = "the backbone",
     process: Rank = Rank(),  # noqa: B008 (immutable)
     finish: Callable[[Embeddings], Embeddings] | None = None,
-    canvas_px: int = 256,
     bar: Callable[[int], AbstractContextManager[Callable[[int], None]]] | None = None,
     on_bad: OnBad | None = None,
     batch_size: int = 256,
@@ -61,7 +60,6 @@ def embed_to_file(
         network: Names the backbone in messages.
         process: This process, which embeds every world_size-th part.
         finish: What is done to the rows of each part: whitening, say.
-        canvas_px: As in `embed`.
         bar: Takes the samples left to this process; a context of what is called for each batch.
         on_bad: As in `embed`.
         batch_size: As in `embed`.
@@ -73,7 +71,7 @@ def embed_to_file(
     """
     # which parts are missing: one answer on all processes
     parts = out.with_name(f".{out.name}.parts")
-    facts = {**facts, "canvas_px": canvas_px}
+    facts = {**facts, "canvas_px": view.canvas_px}
     all_ids = np.arange(len(split), dtype=np.int64)
     ids = [all_ids[at : at + PART_SAMPLES] for at in range(0, len(split), PART_SAMPLES)]
     files = [parts / f"{number:06d}.safetensors" for number in range(len(ids))]
@@ -104,7 +102,7 @@ def embed_to_file(
                 ids=own,
                 device=device,
                 batch_size=batch_size,
-                canvas_px=canvas_px,
+                canvas_px=view.canvas_px,
                 num_workers=num_workers,
                 on_bad=None if on_bad is None else report,
                 progress=progress,

@@ -39,7 +39,6 @@ def embed_pair(
     progress: Progress | None = None,
     device: torch.device | str = "cpu",
     batch_size: int = 256,
-    canvas_px: int = 256,
     num_workers: int = 2,
     on_bad: OnBad | None = None,
 ) -> tuple[Embeddings, Embeddings]:
@@ -63,7 +62,7 @@ def embed_pair(
                 device=device,
                 network=name,
                 batch_size=batch_size,
-                canvas_px=canvas_px,
+                canvas_px=view.canvas_px,
                 num_workers=num_workers,
                 on_bad=on_bad,
                 progress=advance,

@@ -426,7 +426,6 @@ def _embed_both(
         splits=splits,
         saved=saved,
         progress=embedding.progress,
-        canvas_px=view.canvas_px,
         batch_size=embedding.batch_size,
         num_workers=embedding.num_workers,
         device=embedding.device,
@@ -444,7 +443,6 @@ def _kept_features(
     if model is None:
         return None
     file = model / "features" / f"{split.name}.safetensors"
-    canvas_px = backbone.view.canvas_px
     metadata = backbone.features_metadata(backbone.view, split)
     writable = (model / "recipe.json").is_file() and os.access(model, os.W_OK)
     small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
@@ -457,14 +455,13 @@ def _kept_features(
             view=backbone.view,
             split=split,
             facts=metadata,
-            canvas_px=canvas_px,
             bar=partial(embedding.progress, f"embed {split.name}"),
             batch_size=embedding.batch_size,
             num_workers=embedding.num_workers,
             device=embedding.device,
             on_bad=embedding.on_bad,
         )
-    rows = saved_embeddings(file, {**metadata, "canvas_px": canvas_px}, split)
+    rows = saved_embeddings(file, {**metadata, "canvas_px": backbone.view.canvas_px}, split)
     if rows is not None:
         embedding.say(f"{split.name}: {'written to' if new else 'read from'} {file}")
     return rows
