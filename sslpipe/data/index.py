@@ -255,7 +255,6 @@ class RelabelledSplit(Split):
     def __init__(self, split: Split, column: Column) -> None:
         super().__init__(split.index, split.name)
         self.original = split
-        self.column_of_labels = column
         self._groups = column.groups
 
     @cached_property

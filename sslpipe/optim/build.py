@@ -1,28 +1,14 @@
-"""Optimizers with their parameter groups."""
+"""Parameter groups of optimizers, described and judged."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from sslpipe.recipe.sections import Optim
 
 ABSURD = 100  # times the usual rate
-
-
-def build_optimizer(
-    model: nn.Module,
-    optim: Optim,
-    lr_scale: Callable[[str], float] = lambda name: 1.0,
-    *,
-    pretrained: str | None = None,
-) -> Optimizer:
-    """Build the recipe's optimizer over the model's trainable parameters: `parameter_groups`."""
-    groups = parameter_groups(model, optim, lr_scale, pretrained=pretrained)
-    optimizer: Optimizer = optim.build(groups=groups)
-    return optimizer
 
 
 def parameter_groups(

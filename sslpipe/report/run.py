@@ -83,9 +83,8 @@ class Speed(NamedTuple):
 
 
 class RunFiles(NamedTuple):
-    """A run as a report shows it: secrets and folders are taken out of all but `given_recipe`."""
+    """A run as a report shows it: without secrets and folders."""
 
-    given_recipe: Tree  # recipe.json as it stands
     recipe: Tree
     data: Tree  # data.json
     environment: Tree  # run.json
@@ -169,7 +168,6 @@ def read_run(run_dir: Path) -> RunFiles:
     classes = evaluation["facts"].get("classes") if evaluation else None
     bad_samples, _ = read_lines(run_dir / "quarantine.jsonl", QuarantineLine)
     return RunFiles(
-        given_recipe=recipe,
         recipe=cleaned(recipe),
         data=cleaned(data),
         environment=cleaned(environment),

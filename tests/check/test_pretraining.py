@@ -30,7 +30,6 @@ from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.flops import step_flops
 from sslpipe.models.tuning import count_parameters
-from sslpipe.optim.build import build_optimizer
 from sslpipe.parts import build_model
 from sslpipe.plan import Pretraining
 from sslpipe.planning.memory import estimate_memory
@@ -38,6 +37,7 @@ from sslpipe.recipe.identity import identity
 from sslpipe.recipe.reading import load_recipe
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
+from tests.helpers.optimizers import build_optimizer
 from tests.helpers.runs import ROOT, command_line, write_recipe
 
 

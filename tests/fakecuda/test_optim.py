@@ -17,9 +17,9 @@ pytestmark = needs_fakecuda
 
 
 def _steps(device: str, kind: str, most: float | None) -> list[torch.Tensor]:
-    from sslpipe.optim.build import build_optimizer
     from sslpipe.optim.optimizers import OPTIMIZERS
     from sslpipe.optim.step import clip_gradient, set_lr
+    from tests.helpers.optimizers import build_optimizer
 
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Conv2d(3, 40, 3), nn.BatchNorm2d(40), nn.Conv2d(40, 4, 3))
@@ -170,10 +170,10 @@ def _guard(model: nn.Module, optimizer: Any, **more: Any) -> Any:
 
 def _operations(kinds: list[str], clip_norm: float | None) -> dict[str, tuple[int, int]]:
     """By optimizer: operations of guard, gradient norm and optimizer in a step; and waits."""
-    from sslpipe.optim.build import build_optimizer
     from sslpipe.optim.optimizers import OPTIMIZERS
     from sslpipe.optim.step import clip_gradient
     from tests.fakecuda.runtime import events, operations, reset, waits
+    from tests.helpers.optimizers import build_optimizer
 
     model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
     parameters = list(model.parameters())

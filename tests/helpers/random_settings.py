@@ -47,7 +47,6 @@ from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.parts import build_task, freeze_and_group
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models import backbones, limits
-from sslpipe.optim.build import build_optimizer
 from sslpipe.parts import build_loss, build_model
 from sslpipe.planning import memory
 from sslpipe.recipe.pretrain import Recipe
@@ -57,6 +56,7 @@ from sslpipe.registry import Table
 from sslpipe.registry.schema import KindSettings, settings_class
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
+from tests.helpers.optimizers import build_optimizer
 
 SLOWEST_S = 60.0  # for one setting, on a busy machine
 MACHINE_BYTES = 2**31  # what the machine pretends to have

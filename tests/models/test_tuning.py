@@ -15,12 +15,12 @@ from sslpipe.models.tuning import (
     learning_rate_scale,
     tune_warnings,
 )
-from sslpipe.optim.build import build_optimizer
 from sslpipe.optim.optimizers import OPTIMIZERS
 from sslpipe.optim.step import ramp_at, set_lr
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.recipe.sections import Tune
 from sslpipe.run.projector_first import ProjectorFirst
+from tests.helpers.optimizers import build_optimizer
 from tests.helpers.runs import ROOT, assert_same_weights
 
 

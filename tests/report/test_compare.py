@@ -57,7 +57,7 @@ def test_an_eval_json_without_the_kind_of_its_intervals_loads_and_stands_apart(t
 
 def test_names_are_all_different():
     def named(*names: str) -> list[RunFiles]:
-        return [RunFiles({}, {"name": name}, *[None] * 9, {}) for name in names]
+        return [RunFiles({"name": name}, *[None] * 9, {}) for name in names]
 
     folders = [Path("/x/one"), Path("/x/two"), Path("/y/two")]
     assert names_apart(folders[:2], named("a", "b")) == ["a", "b"]

@@ -15,7 +15,6 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError, UserError
-from sslpipe.optim.build import build_optimizer
 from sslpipe.optim.optimizers import OPTIMIZERS
 from sslpipe.plan import Pretraining
 from sslpipe.pretrain import pretrain
@@ -25,6 +24,7 @@ from sslpipe.run.guard import StepGuard, advice
 from sslpipe.run.log import read_metrics
 from sslpipe.run.status import status
 from tests.helpers.dataset import write_dataset
+from tests.helpers.optimizers import build_optimizer
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import assert_same_weights, final_weights, train_in_rank, write_recipe
 
