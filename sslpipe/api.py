@@ -26,7 +26,7 @@ from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.model import Picture
 from sslpipe.export.named import open_init
-from sslpipe.kinds import kind_of
+from sslpipe.kinds import run_kind
 from sslpipe.plan import Pretraining
 from sslpipe.portable import write_atomically
 from sslpipe.recipe.pretrain import Recipe
@@ -97,7 +97,7 @@ def train(
         from sslpipe.pretrain import pretrain
 
         return pretrain(plan, run_dir)
-    return kind_of(plan.recipe).run(plan, run_dir)
+    return run_kind(plan.recipe).run(plan, run_dir)
 
 
 @checked
@@ -321,7 +321,7 @@ def make_plan(
     """Make the plan of a run of any kind: see `sslpipe.plan.Pretraining.make`."""
     if type(recipe) is Recipe:
         return Pretraining.make(recipe, index, named, run_dir)
-    return kind_of(recipe).make(recipe, index, named, run_dir)
+    return run_kind(recipe).make(recipe, index, named, run_dir)
 
 
 def is_finished(plan: Plan[Any], run_dir: Path) -> bool:

@@ -22,7 +22,7 @@ class RunKind(NamedTuple):
     run: Callable[[Any, Path], int]  # plan, run directory -> the last step done
 
 
-def kind_of(recipe: object) -> RunKind:
+def run_kind(recipe: object) -> RunKind:
     """Look up the kind of a recipe that the core cannot run. Raises: RecipeError where none is."""
     for satellite in offered("runs"):
         for of_recipe, kind in satellite.RUNS.items():

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sslpipe.errors import RecipeError
-from sslpipe.kinds import kind_of
+from sslpipe.kinds import run_kind
 from sslpipe.recipe.reading import load_recipe
 from tests.helpers.finetunes import write_recipe
 from tests.helpers.runs import ROOT
@@ -63,7 +63,7 @@ def test_a_recipe_whose_satellite_is_gone_is_refused_by_its_section(tmp_path):
 
 def test_a_kind_of_recipe_without_a_run_is_refused(monkeypatch, tmp_path):
     recipe = load_recipe(write_recipe(tmp_path))
-    assert kind_of(recipe).make.__self__.__name__ == "Finetuning"
+    assert run_kind(recipe).make.__self__.__name__ == "Finetuning"
     monkeypatch.setattr("sslpipe.kinds.offered", lambda name: ())
     with pytest.raises(RecipeError, match=r"FinetuneRecipe.*install sslpipe"):
-        kind_of(recipe)
+        run_kind(recipe)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sslpipe.check.outcome import Check
 from sslpipe.check.pretraining import check_pretraining
-from sslpipe.kinds import kind_of
+from sslpipe.kinds import run_kind
 from sslpipe.plan import Pretraining
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.contract import Plan
@@ -24,5 +24,5 @@ def check_plan(plan: Plan[Any]) -> Check:
     # a satellite's kind of recipe may be planned as a pretraining, and is checked in its own way
     if isinstance(plan, Pretraining) and type(plan.recipe) is Recipe:
         return check_pretraining(plan)
-    result: Check = kind_of(plan.recipe).check(plan)
+    result: Check = run_kind(plan.recipe).check(plan)
     return result
