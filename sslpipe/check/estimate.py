@@ -1,11 +1,12 @@
 """What a run of any kind costs: its parts in bytes, and seconds of a step, measured on a small one.
 
-`planning.memory` counts the bytes.
+`planning.memory` counts the bytes. `check_of` makes the Check of a run of any kind.
 """
 
+import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +14,14 @@ import torch
 from torch import nn
 
 from sslpipe.augment.ops import draws
+from sslpipe.check.outcome import (
+    Check,
+    Rows,
+    memory_parts,
+    memory_text,
+    straddle_warning,
+    warmup_warning,
+)
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.pipeline import Batch
 from sslpipe.optim.build import describe_groups
@@ -66,6 +75,70 @@ def estimate_parts(plan: Plan[Any]) -> Estimate:
         precision=precision,
         memory=memory,
         too_much=check_memory(memory, recipe, Room.here(device)),
+    )
+
+
+def check_of(
+    plan: Plan[Any],
+    estimate: Estimate,
+    *,
+    watch: str,
+    rows: Rows,
+    details: Sequence[tuple[str, str]] = (),
+    warnings: Sequence[str | None] = (),
+    step_flops: float = 0.0,
+) -> Check:
+    """Time a step, and put what is known of a run of any kind around what is known of this one.
+
+    Args:
+        plan: Of the run.
+        estimate: Of the plan.
+        watch: Which number to watch.
+        rows: What else people come for.
+        details: What else they look at when something is odd.
+        warnings: Further ones; None: it does not apply.
+        step_flops: Of a step; 0: not counted.
+    """
+    recipe = plan.recipe
+    parts = estimate.parts
+    step_s = step_seconds(
+        parts.model if parts.encoder is None else parts.encoder,
+        parts.augment,
+        canvas_px=recipe.data.canvas_px,
+        batch_size=plan.order.batch_size,
+        precision=estimate.precision,
+        device=estimate.device,
+        image_type=plan.index.image_type,
+        cached=len(plan.micro_batches(1)) > 1,
+        half_size_share=recipe.half_size_steps / recipe.total_steps,
+    )
+    all_warnings = [
+        *estimate.remarks,
+        straddle_warning(plan.index, plan.split.name),
+        estimate.too_much,
+        warmup_warning(recipe),
+        *warnings,
+    ]
+    return Check(
+        recipe=recipe,
+        views=tuple(dataclasses.asdict(spec) for spec in parts.augment.specs),
+        rows=[
+            ("time", time_text(step_s, recipe, estimate.precision, estimate.device)),
+            ("memory", memory_text(estimate.memory)),
+            ("watch", watch),
+            *rows,
+        ],
+        details=[
+            ("memory", memory_parts(estimate.memory)),
+            *(("parameter group", line) for line in estimate.groups),
+            *details,
+            ("digest", estimate.digest),
+        ],
+        warnings=tuple(text for text in all_warnings if text),
+        memory=estimate.memory,
+        digest=estimate.digest,
+        step_flops=step_flops,
+        step_seconds=step_s,
     )
 
 

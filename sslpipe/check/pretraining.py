@@ -1,20 +1,10 @@
 """What a pretraining will do and cost: its parts are built, its first epoch is looked at."""
 
-import dataclasses
-
 import numpy as np
 
-from sslpipe.check.estimate import estimate_parts, step_seconds, time_text
+from sslpipe.check.estimate import check_of, estimate_parts
 from sslpipe.check.mixing import WELL_MIXED, mixing_score
-from sslpipe.check.outcome import (
-    Check,
-    Rows,
-    memory_parts,
-    memory_text,
-    start_text,
-    straddle_warning,
-    warmup_warning,
-)
+from sslpipe.check.outcome import Check, Rows, start_text
 from sslpipe.data.holdout import MOST_HELD_OUT, holdout_ids
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import survey
@@ -40,60 +30,27 @@ def check_pretraining(plan: Pretraining) -> Check:
     recipe = plan.recipe
     estimate = estimate_parts(plan)
     parts = estimate.parts
-    memory = estimate.memory
     if estimate.too_much:
-        few = memory.of_images(4, recipe)
+        few = estimate.memory.of_images(4, recipe)
         if alone := check_memory(few, recipe, Room.here(estimate.device)):
             raise RecipeError(f"with no more than 4 images at a time {alone}")
     order_rows, mixing_rows, poorly_mixed = _look_at_order(plan)
     flops = recipe_flops(recipe, parts.model, parts.augment.crop_px)
-    step_s = step_seconds(
-        parts.model,
-        parts.augment,
-        canvas_px=recipe.data.canvas_px,
-        batch_size=recipe.data.batch_size,
-        precision=estimate.precision,
-        device=estimate.device,
-        image_type=plan.index.image_type,
-        cached=recipe.data.micro_batches > 1,
-        half_size_share=recipe.half_size_steps / recipe.total_steps,
-    )
-
-    rows = [
-        ("time", time_text(step_s, recipe, estimate.precision, estimate.device)),
-        ("memory", memory_text(memory)),
-        ("watch", watch_text(recipe.run, plan.split.labels_of(plan.watched), views=True)),
-        *_size_rows(recipe, parts),
-        *order_rows,
-    ]
-    details = [
-        ("memory", memory_parts(memory)),
-        *(("parameter group", line) for line in estimate.groups),
-        (
-            "FLOPs per step",
-            f"{flops:.3g}, forward and backward of {2 * recipe.data.batch_size} views"
-            + " of crop_px" * bool(recipe.half_size_steps),
-        ),
-        *mixing_rows,
-        ("digest", estimate.digest),
-    ]
-    warnings = [
-        *estimate.remarks,
-        straddle_warning(plan.index, plan.split.name),
-        estimate.too_much,
-        warmup_warning(recipe),
-        poorly_mixed,
-    ]
-    return Check(
-        recipe=recipe,
-        views=tuple(dataclasses.asdict(spec) for spec in parts.augment.specs),
-        rows=rows,
-        details=details,
-        warnings=tuple(text for text in warnings if text),
-        memory=memory,
-        digest=estimate.digest,
+    return check_of(
+        plan,
+        estimate,
+        watch=watch_text(recipe.run, plan.split.labels_of(plan.watched), views=True),
+        rows=[*_size_rows(recipe, parts), *order_rows],
+        details=[
+            (
+                "FLOPs per step",
+                f"{flops:.3g}, forward and backward of {2 * recipe.data.batch_size} views"
+                + " of crop_px" * bool(recipe.half_size_steps),
+            ),
+            *mixing_rows,
+        ],
+        warnings=[poorly_mixed],
         step_flops=flops,
-        step_seconds=step_s,
     )
 
 
