@@ -10,7 +10,7 @@ import copy
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError, as_path, check_count, for_caller
+from sslpipe.errors import as_path, check_count, for_caller
 from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.embed_file import embed_to_file
@@ -41,12 +41,12 @@ from sslpipe.evaluation.table import Leaks, check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES
 from sslpipe.export.load import FrozenBackbone, load_backbone, weights_text
 from sslpipe.files import json_text, parse_object, write_json
+from sslpipe.report.compared import Other, load_compared, table_of
 from sslpipe.run.trackers import log_evaluation
 from sslpipe.satellites import offered
 from sslpipe.sharding.build import silent
 
 SEED = 0  # of the labels that are drawn, the hold-out and the random weights
-LONGEST_NAME = 40
 MOST_KEPT_BYTES = 2**30  # of a split's features that are left in the run
 MOST_KEPT_PIXELS = 2**28  # bytes
 
@@ -232,124 +232,6 @@ def renamed(text: str, own: str) -> str:
     return re.sub(r"(?<![\w.-])ssl(?![\w.-])", lambda found: own, text)
 
 
-class Other(NamedTuple):
-    """A network to compare with: the name of its rows, what was given, and what was loaded."""
-
-    name: str
-    source: str
-    backbone: FrozenBackbone
-    is_start: bool = False  # of the model's own training
-
-    def metadata(self) -> dict[str, str]:
-        """Return what eval.json says of it."""
-        facts = self.backbone.config.facts
-        is_ours = "digest" in facts  # a run of ours or its export, which may have had a start, too
-        return {
-            "name": self.name,
-            "source": self.source,
-            "sha256": self.backbone.config.weights_sha256,
-            "format": "sslpipe" if is_ours else str(_table(facts, "init").get("format", "sslpipe")),
-        }
-
-
-def load_compared(
-    sources: Sequence[str], model: Path | None, backbone: FrozenBackbone, taken: Collection[str]
-) -> tuple[list[Other], tuple[str, ...]]:
-    """Load the networks of --against, and the weights that the model's own training started from.
-
-    Those are one of --against with the recorded sha256, or what the run keeps in RUN/init; where
-    they are not to be had, a sentence says so. So it does where a network has the weights of
-    another one, as the best of a run may be its start, by their hash. `taken` are names that rows
-    of eval.json have.
-
-    Raises:
-        UserError: One of --against is given twice, or cannot be loaded.
-    """
-    others: list[Other] = []
-    names = {*taken}
-    for source in sources:
-        if any(source == other.source for other in others):
-            raise UserError(f"--against={str(source)!r} is given twice; leave one out")
-        others.append(Other(short_name(source, names), source, load_backbone(source)))
-        names.add(others[-1].name)
-    start, said = _find_start(model, backbone, others, names)
-    if start is not None:
-        named = start.name in names
-        others = [start if other.name == start.name else other for other in others]
-        others += [] if named else [start]
-    different: list[Other] = []
-    for other in others:
-        if same_network(other.backbone, backbone, any_view=other.is_start):
-            said.append(_same_weights_text(other, own_name(backbone.config.facts, names)))
-        elif twin := next((e for e in different if same_network(e.backbone, other.backbone)), None):
-            said.append(_same_weights_text(other, twin.name))
-        else:
-            different.append(other)
-    return different, tuple(said)
-
-
-def same_network(one: FrozenBackbone, other: FrozenBackbone, any_view: bool = False) -> bool:
-    """Return whether two models are the same weights, flattened alike, and see images alike."""
-
-    def identity(model: FrozenBackbone) -> tuple[Any, ...]:
-        view = {} if any_view else model.view.config()
-        return model.config.weights_sha256, model.config.whitening_sha256, view
-
-    return identity(one) == identity(other)
-
-
-def _same_weights_text(other: Other, name: str) -> str:
-    start = ", which it started from," if other.is_start else ""
-    sha256 = other.backbone.config.weights_sha256[:16]
-    return (
-        f"{name} and {other.name}{start} are the same weights (sha256 {sha256}): they are measured "
-        "once, and there is nothing to compare."
-    )
-
-
-def _find_start(
-    model: Path | None, backbone: FrozenBackbone, others: Sequence[Other], names: Collection[str]
-) -> tuple[Other | None, list[str]]:
-    """Find the weights that a model's own training started from, as `load_compared` says."""
-    facts = backbone.config.facts
-    sha256 = str(_table(facts, "recipe").get("init") or "")
-    if not sha256:  # random weights, or no training of ours
-        return None, []
-    for other in others:
-        if other.backbone.config.weights_sha256 == sha256:
-            return other._replace(is_start=True), []
-    source = str(_table(facts, "init").get("source") or "")
-    kept = None if model is None else model / "init"
-    try:
-        if kept is None or not kept.is_dir():
-            raise UserError("it is not kept with the model")
-        start = load_backbone(kept)
-        if start.config.weights_sha256 != sha256:
-            raise UserError("what is there now are others")
-    except UserError as error:
-        named = f"{source or 'weights'} with sha256 {sha256[:16]}"
-        return None, [f"Not compared with its own start, {named}: {error}; name it with --against."]
-    return Other(short_name(source or "start", names), source, start, is_start=True), []
-
-
-def _table(facts: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a table of an export's metadata, which may be anything: {} where it is not one."""
-    table = facts.get(key)
-    return table if isinstance(table, dict) else {}
-
-
-def short_name(source: str, taken: Collection[str]) -> str:
-    """Make a readable name of a source's last part, and of more of it while that one is taken."""
-    parts = [part for part in re.split(r"[:/\\]+", source) if part.strip(".")] or ["other"]
-    suffix = r"\.(safetensors|pth|pt|bin|tar)(?=(@\d+)?$)"
-    parts[-1] = re.sub(suffix, "", parts[-1]) or parts[-1]
-    parts = [re.sub(r"[^\w.+-]+", "-", part) for part in parts]
-    tries = ["-".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
-    tries = [name[-LONGEST_NAME:].strip("-") for name in tries]
-    tries += [f"{tries[0]}-{number}" for number in range(2, len(taken) + 3)]
-    return next(name for name in tries if name not in taken)
-
-
 def embed_model(
     model: Path | None,
     backbone: FrozenBackbone,
@@ -472,7 +354,7 @@ def model_metadata(
 ) -> dict[str, Any]:
     """Return what eval.json says of where the features come from: weights, view, data."""
     config = backbone.config
-    recipe = _table(backbone.config.facts, "recipe")
+    recipe = table_of(backbone.config.facts, "recipe")
     return {
         "name": config.facts.get("name", ""),
         "backbone": config.backbone.model_dump(),
