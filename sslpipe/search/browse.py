@@ -156,7 +156,13 @@ def _umap(features: torch.Tensor, near: torch.Tensor, distances: torch.Tensor) -
     indices = torch.cat([itself, near[:, :-1]], 1).numpy().astype(np.int64)
     far = torch.cat([torch.zeros(len(features), 1), distances[:, :-1]], 1).numpy()
     knn = (indices, far, None)
-    made = umap.UMAP(n_neighbors=NEIGHBOURS, metric="cosine", random_state=0, precomputed_knn=knn)
+    made = umap.UMAP(
+        n_neighbors=NEIGHBOURS,
+        metric="cosine",
+        random_state=0,
+        n_jobs=1,  # of a seed umap allows no more, and warns of its own default
+        precomputed_knn=knn,
+    )
     places: NDArray[Any] = made.fit_transform(features.numpy())
     return places
 

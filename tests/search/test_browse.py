@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,7 +51,9 @@ class Umap:
 
     given = None
 
-    def __init__(self, **settings):
+    def __init__(self, *, random_state, n_jobs=-1, **settings):
+        if n_jobs != 1 and random_state is not None:  # as umap 0.5 does; a test fails of a warning
+            warnings.warn("n_jobs value 1 overridden to 1 by setting random_state", stacklevel=2)
         Umap.given = settings
 
     def fit_transform(self, features):
