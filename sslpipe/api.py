@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sslpipe.arguments import checked
+from sslpipe.data.holdout import plan_order, with_holdout
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import pick_device
@@ -322,6 +323,23 @@ def make_plan(
     if type(recipe) is Recipe:
         return Pretraining.make(recipe, index, named, run_dir)
     return run_kind(recipe).make(recipe, index, named, run_dir)
+
+
+def fitting_settings(
+    path: Path, overrides: Sequence[str], index: DatasetIndex, *, from_weights: bool
+) -> str:
+    """Return overrides without which a data set is too small for a recipe; "": it fits."""
+    try:
+        recipe = load_recipe(path, overrides)
+        if type(recipe) is Recipe:
+            start = {"init": "weights"} if from_weights else {}  # which hold some images out
+            split = index.split(recipe.data.split)
+            plan_order(with_holdout(recipe.model_copy(update=start), split), index)
+        else:
+            run_kind(recipe).order(recipe, index)
+    except UserError as error:  # `check` says it, too
+        return error.settings
+    return ""
 
 
 def is_finished(plan: Plan[Any], run_dir: Path) -> bool:

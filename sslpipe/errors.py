@@ -41,10 +41,14 @@ class UserError(ValueError):
     """A mistake in the input, not in the program; printed in one line, without a stack trace.
 
     A message names options as they are typed: `--skip-bad`. In Python it then has the argument.
+
+    Attributes:
+        settings: Overrides of a recipe that mend it, as the message names them; "": none are known.
     """
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, settings: str = "") -> None:
         super().__init__(for_caller(one_line(message)))
+        self.settings = settings
 
 
 class RecipeError(UserError):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import RecipeError
 from sslpipe.registry.plugins import remember_version
 from sslpipe.run.contract import Plan
@@ -18,6 +19,8 @@ class RunKind(NamedTuple):
     """How the runs of a kind of recipe are planned, checked and carried out."""
 
     make: Callable[..., Plan[Any]]
+    # recipe, index -> batches; where the data set is too small the error has `settings` that fit
+    order: Callable[[Any, DatasetIndex], Any]
     check: Callable[[Any], Any]  # plan -> `sslpipe.check.outcome.Check`
     run: Callable[[Any, Path], int]  # plan, run directory -> the last step done
 

@@ -71,6 +71,7 @@ RECIPES = {"lunar": RecipeKind(section="moon", model=MoonRecipe)}
 from types import SimpleNamespace
 
 from moon.recipes import MoonRecipe
+from sslpipe.data.holdout import plan_order
 from sslpipe.kinds import RunKind
 from sslpipe.plan import Pretraining
 
@@ -86,7 +87,7 @@ def run(plan, run_dir):
     return pretrain(plan, run_dir)
 
 
-RUNS = {MoonRecipe: RunKind(make=Pretraining.make, check=check, run=run)}
+RUNS = {MoonRecipe: RunKind(make=Pretraining.make, order=plan_order, check=check, run=run)}
 """,
 }
 GROUPS = ("commands", "names", "recipes", "runs")

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 # of a clone: any images, on any machine
 FIRST_RECIPE = Path("recipes/my_images_diet.toml")
+ANY_WEIGHTS = "timm/NAME@WEIGHTS.pth"
 LEAST_CLASSES = 4  # that labels can teach something
+MOST_FITTED = 10**5  # samples: a larger data set is not planned on for a hint
 ADAPTING = Path("recipes/adapt_mobile.toml")  # the same, from pretrained weights
 
 _TRAIN = "sslpipe train RECIPE --data DIR/dataset.json --run-dir RUN"
@@ -102,16 +104,36 @@ def say_next_program(words: Sequence[object], title: str = "Next") -> None:
         say_once(f"{title}: {shlex.join(map(str, words))}")
 
 
+def check_words(
+    recipe: Path, data: str | Path, overrides: Sequence[str] = (), init: object = None
+) -> list[object]:
+    """Return the words of a `check` that can be typed as they are.
+
+    Args:
+        recipe: A shipped one. Where a small data set needs other settings, they are added.
+        data: The data set.
+        overrides: Of the recipe.
+        init: The weights, or a placeholder of such; None: random ones.
+    """
+    from sslpipe.api import fitting_settings
+    from sslpipe.data.index import load_index, manifest_url
+
+    index = load_index(str(data))
+    shards = [shard for split in index.manifest.splits.values() for shard in split]
+    fitting = ""
+    if sum(shard.samples for shard in shards) <= MOST_FITTED:
+        fitting = fitting_settings(recipe, overrides, index, from_weights=init is not None)
+    start = [] if init is None else ["--init", init]
+    return ["check", recipe, *start, "--data", manifest_url(data), *overrides, *fitting.split()]
+
+
 def after_a_look(data: str | Path, *overrides: str) -> None:
     """Check a training of a data set, from random and pretrained weights, if recipes are there."""
-    from sslpipe.data.index import manifest_url
-
-    words = ["--data", manifest_url(data), *overrides]
     if FIRST_RECIPE.is_file():
-        say_next(["check", FIRST_RECIPE, *words])
+        say_next(check_words(FIRST_RECIPE, data, overrides))
     if ADAPTING.is_file():
-        start = ["sslpipe", "check", ADAPTING, "--init", "timm/NAME@WEIGHTS.pth"]
-        say_next_program([*start, *words], title="Or, from pretrained weights")
+        words = check_words(ADAPTING, data, overrides, init=ANY_WEIGHTS)
+        say_next_program(["sslpipe", *words], title="Or, from pretrained weights")
     if not overrides:  # a training by labels has no such settings
         after_labels(data)
 
@@ -125,7 +147,7 @@ def after_labels(data: str | Path, column: str | None = None) -> None:
     """
     import numpy as np
 
-    from sslpipe.data.index import load_index, manifest_url, relabelled
+    from sslpipe.data.index import load_index, relabelled
     from sslpipe.data.subsets import with_a_partner
     from sslpipe.recipe.reading import labelled_recipes
 
@@ -145,8 +167,8 @@ def after_labels(data: str | Path, column: str | None = None) -> None:
         title = f"Or, by the {classes:,} values of {column} as classes"
         settings = [f"sampler.column={column}"]
     for recipe in recipes:
-        start = ["sslpipe", "check", recipe, "--init", "timm/NAME@WEIGHTS.pth"]
-        say_next_program([*start, "--data", manifest_url(data), *settings], title=title)
+        words = check_words(recipe, data, settings, init=ANY_WEIGHTS)
+        say_next_program(["sslpipe", *words], title=title)
 
 
 def new_run_dir(name: str) -> Path:

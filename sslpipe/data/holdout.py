@@ -33,10 +33,12 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
         held = len(holdout_ids(recipe, split))
         is_unwatched = not held and recipe.run.monitor_steps
         holds_much = held > MOST_HELD_OUT * len(split)  # fewer held out leave a larger batch
-        settings = suggested_holdout(recipe, split)[0] if is_unwatched or holds_much else {}
+        holdout = suggested_holdout(recipe, split)[0] if is_unwatched or holds_much else {}
+        settings = as_overrides(fitting(holdout, recipe, split))
         raise RecipeError(
             f"data.batch_size = {recipe.data.batch_size} is more than the {left} samples to train "
-            f"on; set {as_overrides(fitting(settings, recipe, split))}"
+            f"on; set {settings}",
+            settings,
         )
     return Order(
         split.starts,
@@ -113,7 +115,8 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
         raise RecipeError(
             f"data.holdout = {count} leaves nothing to train on: {labelled} images "
             f"{'can be held out' if recipe.data.holdout_from == 'all' else 'have a label'}; set "
-            f"{settings}, or data.holdout = 0 for none"
+            f"{settings}, or data.holdout = 0 for none",
+            settings,
         )
     return held_out(labels, count, groups)
 

@@ -5,6 +5,7 @@ As `sslpipe.plan` for pretraining: `Finetuning.make` resolves, the rules below r
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import merge
 from pathlib import Path
 from typing import Any
 
@@ -173,16 +174,26 @@ def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
         return _batches(recipe, index, split)
     except BatchesDoNotFit as error:
         if settings := fitting_settings(recipe, index, split):
-            raise DataError(f"{error.reason}; set {settings}") from error
+            raise DataError(f"{error.reason}; set {settings}", settings) from error
         raise
 
 
 def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> str:
-    """Find overrides for which there are batches, and a choice where one is asked for; "": none."""
+    """Find overrides for which there are batches, and a choice where one is asked for; "": none.
+
+    The largest batch first, of equals that of most images a class: a loss compares within it.
+    """
+    given = recipe.sampler
+    images = {given.images_per_class, given.images_per_class // 2, 4, 3, 2}
+    each = sorted((k for k in images if 1 < k <= given.images_per_class), reverse=True)
     choosing = choosing_nothing(recipe.run)
     first = ""
-    for sampler in _fitting_samplers(recipe, index, split):
-        settings = _overrides(recipe.sampler, sampler)
+    largest_first = merge(
+        *(_fitting_samplers(recipe, index, split, k) for k in each),
+        key=lambda sampler: -sampler.batch_size,
+    )
+    for sampler in largest_first:
+        settings = _overrides(given, sampler)
         first = first or settings
         if not choosing or _can_choose(recipe.model_copy(update={"sampler": sampler}), index):
             return settings
@@ -192,28 +203,26 @@ def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) 
 
 
 def _fitting_samplers(
-    recipe: FinetuneRecipe, index: DatasetIndex, split: Split
+    recipe: FinetuneRecipe, index: DatasetIndex, split: Split, images: int
 ) -> Iterator[Sampler]:
-    """Yield samplers for which there are batches, of most images a class and most classes first."""
+    """Yield samplers of so many images a class for which there are batches, most classes first."""
     given = recipe.sampler
     group = given.neighbours + 1  # classes come in groups of so many
-    fewer = {given.images_per_class, given.images_per_class // 2, 4, 3, 2}
-    for images in sorted(k for k in fewer if 1 < k <= given.images_per_class)[::-1]:
-        classes = given.classes_per_batch
-        while classes >= max(2, group):
-            size = {"classes_per_batch": classes, "images_per_class": images}
-            fewer_classes = classes - group if classes <= FEW_CLASSES else classes // 2
-            for streams in (given.num_streams, 1):
-                sampler = given.model_copy(update={**size, "num_streams": streams})
-                try:
-                    _batches(recipe.model_copy(update={"sampler": sampler}), index, split)
-                except BatchesDoNotFit as error:
-                    if error.classes < classes:
-                        fewer_classes = error.classes
-                else:
-                    yield sampler
-                    break
-            classes = fewer_classes - fewer_classes % group
+    classes = given.classes_per_batch
+    while classes >= max(2, group):
+        size = {"classes_per_batch": classes, "images_per_class": images}
+        fewer_classes = classes - group if classes <= FEW_CLASSES else classes // 2
+        for streams in (given.num_streams, 1):
+            sampler = given.model_copy(update={**size, "num_streams": streams})
+            try:
+                _batches(recipe.model_copy(update={"sampler": sampler}), index, split)
+            except BatchesDoNotFit as error:
+                if error.classes < classes:
+                    fewer_classes = error.classes
+            else:
+                yield sampler
+                break
+        classes = fewer_classes - fewer_classes % group
 
 
 def _can_choose(recipe: FinetuneRecipe, index: DatasetIndex) -> bool:
@@ -315,14 +324,21 @@ def small_classes_are_skipped(plan: Finetuning, parts: FinetuningParts) -> Itera
 
 
 def much_is_unused(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
-    """Mention that an epoch leaves many images out."""
+    """Mention that an epoch leaves many images out, and what can be set to use more."""
     order = plan.order
-    if order.used < 0.8 * order.samples:
-        larger = f"raise sampler.buffer = {order.buffer}, or " if order.dropped else ""
-        yield (
-            f"an epoch uses {order.used} of {order.samples} images ({order.dropped} had to leave "
-            f"the buffer): {larger}lower sampler.classes_per_batch to use more"
-        )
+    if order.used >= 0.8 * order.samples:
+        return
+    group = order.neighbours + 1  # classes come in groups of so many
+    remedies = [f"raise sampler.buffer = {order.buffer}"] if order.dropped else []
+    if order.classes_per_batch - group >= max(2, group):
+        remedies.append("lower sampler.classes_per_batch")
+    elif order.images_per_class > 2:
+        remedies.append("lower sampler.images_per_class")
+    text = (
+        f"an epoch uses {order.used} of {order.samples} images, each epoch others "
+        f"({order.dropped} had to leave the buffer)"
+    )
+    yield f"{text}: {' or '.join(remedies)} to use more" if remedies else text
 
 
 def groups_are_held_out_too(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:

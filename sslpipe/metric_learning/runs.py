@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sslpipe.kinds import RunKind
-from sslpipe.metric_learning.finetune_plan import Finetuning
+from sslpipe.metric_learning.finetune_plan import Finetuning, plan_batches
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 
 
@@ -23,4 +23,4 @@ def _run(plan: Finetuning, run_dir: Path) -> int:
     return finetune(plan, run_dir)
 
 
-RUNS = {FinetuneRecipe: RunKind(make=Finetuning.make, check=_check, run=_run)}
+RUNS = {FinetuneRecipe: RunKind(make=Finetuning.make, order=plan_batches, check=_check, run=_run)}

@@ -5,7 +5,12 @@ import shutil
 
 import pytest
 
+from sslpipe.api import make_plan
 from sslpipe.cli import next_step
+from sslpipe.data.index import load_index
+from sslpipe.recipe.reading import load_recipe
+from tests.helpers.dataset import write_dataset
+from tests.helpers.exports import trained
 from tests.helpers.photos import write_photos
 from tests.helpers.runs import RECIPE, ROOT, parsed
 from tests.helpers.shards import grey as write_grey
@@ -96,12 +101,13 @@ def test_a_data_set_may_be_named_by_its_file(follow, tmp_path):
         assert line == wanted, name
 
 
-def test_existing_weights_are_the_other_way(monkeypatch, tmp_path, capsys):
+def test_existing_weights_are_the_other_way(call, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
+    write_photos(tmp_path / "photos")
+    call("shards", "build", "my data", "--root", "photos")
     (tmp_path / "recipes").mkdir()
     for path in (next_step.FIRST_RECIPE, next_step.ADAPTING):
-        (ROOT / path).stat()  # a clone has it
-        path.write_text("")
+        shutil.copy(ROOT / path, path)  # a clone has it
     next_step.after_a_look("my data", "data.keep=duplicate_group first")
     lines = capsys.readouterr().err.splitlines()
     titles, commands = zip(*(line.split(": ", 1) for line in lines), strict=True)
@@ -112,6 +118,28 @@ def test_existing_weights_are_the_other_way(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("SSLPIPE_NEXT", "0")
     next_step.after_a_look("my data")
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("images", "classes"),
+    [(12, 2), (40, 0), (135, 6), (160, 5), (160, 0), (160, 60), (117, 39), (700, 7)],
+)
+def test_the_check_of_a_small_data_set_has_the_settings_that_fit_it(
+    monkeypatch, tmp_path, capsys, images, classes
+):
+    """As it is printed, with weights in place of a placeholder, it plans a training."""
+    data = write_dataset(
+        tmp_path / "data", (images,), px=8, classes=classes or 1, labelled=classes > 0
+    )
+    start = trained()
+    monkeypatch.chdir(ROOT)
+    next_step.after_a_look(data)
+    lines = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert len(lines) == 2 + (classes >= 4)
+    for line in lines:
+        words = shlex.split(line.replace(next_step.ANY_WEIGHTS, "START"))
+        recipe = load_recipe(words[2], [word for word in words[3:] if "=" in word])
+        make_plan(recipe, load_index(data), start if "START" in words else None)  # does not raise
 
 
 def test_labels_are_the_other_way_where_no_setting_is_lost(call, monkeypatch, tmp_path, capsys):
@@ -129,7 +157,7 @@ def test_labels_are_the_other_way_where_no_setting_is_lost(call, monkeypatch, tm
 
     (line,) = labelled("my data")
     assert labelled("my data/dataset.json") == [line]
-    assert line.endswith(" --data 'my data/dataset.json'")
+    assert " --data 'my data/dataset.json' sampler." in line  # 16 classes are more than there are
     parsed(*shlex.split(line)[1:])
     # a fine-tuning takes no data.keep, so it would train on the duplicates that were just found
     assert not labelled("my data", "data.keep=duplicate_group first")

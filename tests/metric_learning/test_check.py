@@ -132,6 +132,64 @@ def test_classes_too_small_for_a_batch_are_counted_with_those_that_need_not_be(
     assert [f" {more} " in words for words in taken] == [True] * bool(more)
 
 
+def planned(tmp_path, index, *overrides):
+    """The plan with so many settings of the sampler, or the error."""
+    try:
+        return Finetuning.make(load_recipe(write_recipe(tmp_path), overrides), index, None)
+    except UserError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(4,) * 12 + (3,) * 14 + (2,) * 12, (20,) * 6, (9, 9, 9, 3, 2), (30, 3, 3, 3, 3, 3, 3, 3)],
+)
+def test_the_batch_that_is_named_where_another_does_not_fit_is_the_largest(tmp_path, sizes):
+    """By a plan of each number of classes and images, of groups of 2."""
+    data = write_dataset(tmp_path / "data", (sum(sizes),), px=2)
+    values = [f"k{k}" for k, size in enumerate(sizes) for _ in range(size)]
+    index = add_columns(data, kind=values)
+    given = ["sampler={column='kind',buffer=400,neighbours=1}", "run.keep=last"]
+    asked = ["sampler.classes_per_batch=16", "sampler.images_per_class=4"]
+    refused = planned(tmp_path, index, *given, *asked)
+    assert isinstance(refused, UserError)
+    named = planned(tmp_path, index, *given, *asked, *refused.settings.split())
+    fitting = [
+        classes * images
+        for classes in range(2, 17, 2)
+        for images in (2, 3, 4)
+        if isinstance(
+            planned(
+                tmp_path,
+                index,
+                *given,
+                f"sampler.classes_per_batch={classes}",
+                f"sampler.images_per_class={images}",
+            ),
+            Finetuning,
+        )
+    ]
+    assert named.recipe.sampler.batch_size == max(fitting)
+
+
+@pytest.mark.parametrize(
+    ("classes", "images", "neighbours", "lowered"),
+    [
+        (6, 12, 0, "classes_per_batch=5"),
+        (6, 12, 2, "classes_per_batch=3"),
+        (6, 12, 5, "images_per_class=11"),  # one group: fewer classes are none
+        (2, 13, 0, "images_per_class=12"),
+    ],
+)
+def test_what_is_to_be_lowered_can_be(tmp_path, data, classes, images, neighbours, lowered):
+    sampler = f"classes_per_batch={classes},images_per_class={images},neighbours={neighbours}"
+    given = [f"sampler={{{sampler},buffer=172}}", "steps=4"]
+    (text,) = [text for text in checked(tmp_path, data, *given).warnings if "epoch uses" in text]
+    key = lowered.partition("=")[0]
+    assert re.findall(r"lower sampler[.](\w+)", text) == [key]
+    assert isinstance(planned(tmp_path, load_index(data), *given, f"sampler.{lowered}"), Finetuning)
+
+
 def test_what_the_run_would_refuse_is_refused(tmp_path, data):
     for overrides, text in (
         (("loss.kind=arcfase",), "did you mean 'arcface'"),

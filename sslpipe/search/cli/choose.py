@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sslpipe.cli.inputs import check_folder
-from sslpipe.cli.next_step import say_next
+from sslpipe.cli.next_step import check_words, say_next
 from sslpipe.cli.options import SOURCES, Device, NumWorkers, argument, command, option
 from sslpipe.cli.terminal import (
     new_app,
@@ -95,9 +95,6 @@ def choose_weights(
         when=", then",
     )
     for recipe in labelled_recipes() if choice.by_labels else ():
-        say_next(
-            ["check", recipe, "--init", out, "--data", choice.data],
-            when=", to train it with these labels",
-        )
+        say_next(check_words(recipe, choice.data, init=out), when=", to train it with these labels")
     if choice.skipped:
         raise typer.Exit(2)
