@@ -1,5 +1,6 @@
 """Read a CSV file that lists images, a row an image; or a text file with a path a line."""
 
+import codecs
 import io
 import re
 import tempfile
@@ -93,9 +94,16 @@ def frame_reader(frame: Frame) -> SourceReader:
     """Return what reads a table in memory, as `read_csv` a file; paths are relative to `root`."""
 
     def read(options: SourceOptions) -> dict[str, Images]:
+        try:
+            table = pa.table(frame)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:  # objects, such as Paths
+            raise DataError(
+                f"the DataFrame: {error.args[0]}; make a text of each, as in "
+                "frame[column].astype(str)"
+            ) from error
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "DataFrame.csv"
-            csv.write_csv(_writable(pa.table(frame), options), file)
+            csv.write_csv(_writable(table, options), file)
             try:
                 return read_csv(replace(options, csv=file, root=options.root or Path()))
             except DataError as error:
@@ -191,7 +199,9 @@ def _read_csv(options: SourceOptions, path: Path) -> _Table:
     except ValueError as error:
         remedy = ""
         if isinstance(error, UnicodeDecodeError):
-            remedy = f"; save it as UTF-8: iconv -f cp1252 -t utf-8 {path} > utf8.csv"
+            is_wide = error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            now = "utf-16" if is_wide else "cp1252"
+            remedy = f"; save it as UTF-8: iconv -f {now} -t utf-8 {path} > utf8.csv"
         elif "columns" in str(error):
             remedy = "; give each row as many cells as the first has, with quotes around commas"
         raise DataError(f"cannot read {path}: {first_line(error)}{remedy}") from error

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -357,7 +358,7 @@ def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
         path = cell.get("path") if isinstance(cell, dict) else cell
         if path is None:
             missing[row] = f"{split}[{row}]"
-        elif isinstance(place := place_of(root, str(path)), Path) and not place.is_file():
+        elif isinstance(place := place_of(root, str(path)), Path) and not isfile(place):
             missing[row] = str(path)
     return missing
 

@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ SENSOR_SUFFIXES = (".npy", ".npz", ".dcm", ".dicom", ".nii", ".nii.gz", ".btf", 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")  # how Python holds such bytes, or half of a character
 URL_BYTES = 100_000  # taken for the size of an image that is not downloaded yet
 MOST_NAMED = 20  # splits in a message
+MOST_LETTERS = 1000  # of a name in a message: a cell may hold an image in base64
 
 
 class ColumnSpec(NamedTuple):
@@ -182,8 +184,44 @@ def from_rows(
             paths=files if len(files) == len(places) else (),
             are_places=True,
         )
-    first = next(iter(images))
-    return {**images, first: replace(images[first], left_out=group_kinds(left_out), doubts=doubts)}
+    kept, again = _listed_again(images)
+    first = next(iter(kept))
+    own = replace(kept[first], left_out=group_kinds(left_out), doubts=[*doubts, *again])
+    return {**kept, first: own}
+
+
+def _listed_again(images: Mapping[str, Images]) -> tuple[dict[str, Images], list[str]]:
+    """Keep the samples of a file that a list names several times together, and name such files.
+
+    A cut of test leaves those of a split in one; what the list itself puts into several is said.
+    """
+    counts = Counter(name for own in images.values() for name in own.names)
+    again = {name for name, count in counts.items() if count > 1}
+    if not again:
+        return dict(images), []
+    splits: dict[str, set[str]] = defaultdict(set)
+    labels: dict[str, set[int]] = defaultdict(set)
+    kept = {}
+    for split, own in images.items():
+        for name, label in zip(own.names, own.labels.tolist(), strict=True):
+            if name in again:
+                splits[name].add(split)
+                labels[name].add(label)
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(own.names))}
+        together = np.array([numbers[name] for name in own.names], np.int64)
+        kept[split] = replace(own, together=together)
+    found = {
+        "are listed several times, each time as a sample; drop the other rows": again,
+        "are listed with several classes": {name for name in again if len(labels[name]) > 1},
+        "are listed in several splits, so that a test sees what was trained on": {
+            name for name in again if len(splits[name]) > 1
+        },
+    }
+    return kept, [
+        f"images that {what}: {len(names):,}, such as {shown(min(names))}"
+        for what, names in found.items()
+        if names
+    ]
 
 
 def place_of(root: Path, text: str) -> Place:
@@ -218,15 +256,15 @@ def listed_file(path: Place) -> Place:
     Raises:
         DataError: Several image files have the name.
     """
-    if isinstance(path, str) or path.exists():
+    if isinstance(path, str) or os.path.exists(path):  # False, too, where a name is too long
         return path
     tries = [path, Path(str(path).replace("\\", "/"))]
     for each in tries:
-        if each.is_file():
+        if os.path.isfile(each):
             return each
         if not is_image(each):
             tried = [each.with_name(each.name + suffix) for suffix in (*SUFFIXES, *_UPPER)]
-            there = [file for file in tried if file.is_file()]
+            there = [file for file in tried if os.path.isfile(file)]
             if len(there) > 1:
                 raise DataError(
                     f"{each} is {there[0].name} or {there[1].name}: write the suffix into the "
@@ -250,7 +288,9 @@ def _size(path: Place) -> int:
     except (FileNotFoundError, NotADirectoryError):
         return -1
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        raise DataError(f"cannot read {str(path)!r}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        name = str(path)[:MOST_LETTERS]
+        raise DataError(f"cannot read {name!r}: {reason}; name a file or URL") from error
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"cannot read {path}: it is not a file")
     return status.st_size
@@ -332,8 +372,8 @@ def check_missing(
     if beside is not None:
         remedy = f"paths are relative to {beside}: move the table to where they begin, or mend it"
     raise DataError(
-        f"cannot read {missing[0]}: No such file or directory; {len(missing):,} of {total:,} "
-        f"listed files are missing: {remedy}{hint}"
+        f"cannot read {missing[0][:MOST_LETTERS]}: No such file or directory; {len(missing):,} of "
+        f"{total:,} listed files are missing: {remedy}{hint}"
     )
 
 

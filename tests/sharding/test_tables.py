@@ -140,6 +140,69 @@ def test_columns_that_no_option_names_are_one_line(tmp_path, source, asked, coun
     assert all(example in line for line in lines)
 
 
+@pytest.mark.promise(17)
+@pytest.mark.parametrize("source", ["csv", "list", "a table in memory"])
+def test_a_file_that_is_listed_again_is_said_and_cut_as_one(table, tmp_path, source):
+    rows = [(f"{'./' * (k > 5)}{k % 6}.png", "ab"[k % 2]) for k in range(12)]  # each twice
+    if source == "list":
+        (tmp_path / "list.txt").write_text("".join(f"{path} {label}\n" for path, label in rows))
+        where = {"source": "csv", "csv": tmp_path / "list.txt"}
+    else:
+        paths, labels = zip(*rows, strict=True)
+        frame = pa.table({"path": paths, "label": labels})
+        where = {"source": frame, "root": tmp_path}
+        if source == "csv":
+            pa_csv.write_csv(frame, table)
+            where = {"source": "csv", "csv": table}
+    built = build_dataset(tmp_path / "out", **where, test_fraction=0.3)
+    index = load_index(tmp_path / "out")
+    train, test = (index.split(name).column("path").cells.to_pylist() for name in ("train", "test"))
+    assert len(train) + len(test) == 12
+    assert not {*train} & {*test}
+    (said,) = (doubt for doubt in built.report.doubts if "listed" in doubt)
+    assert "several times" in said
+    assert ": 6, such as '0.png'" in said
+
+
+@pytest.mark.promise(17)
+def test_an_image_of_several_splits_or_classes_is_said(table):
+    cells = [(0, "a", "train"), (0, "a", "test"), (1, "b", "test"), (2, "a", "train"), (2, "b", "")]
+    rows = [f"{k}.png,{label},{split or 'train'}\n" for k, label, split in cells]
+    table.write_text("path,label,split\n" + "".join(rows))
+    doubts = read_csv(table, split_column="split")["train"].doubts
+    assert [(line.split(",")[0], line.split()[-1]) for line in doubts] == [
+        ("images that are listed several times", "'0.png'"),
+        ("images that are listed with several classes: 1", "'2.png'"),
+        ("images that are listed in several splits", "'0.png'"),
+    ]
+    table.write_text("path,label,split\n" + "".join(rows[1:4]))
+    assert not read_csv(table, split_column="split")["train"].doubts
+
+
+@pytest.mark.parametrize("source", ["csv", "parquet"])
+@pytest.mark.parametrize("begin", ["", "data:image/png;base64,"])
+def test_a_cell_that_holds_the_image_as_a_text_is_one_short_error(tmp_path, source, begin):
+    frame = pa.table({"image": [f"{begin}{'iVBORw0K' * 9000}"] * 2, "label": ["a", "b"]})
+    if source == "csv":
+        pa_csv.write_csv(frame, tmp_path / "a.csv")
+        options = SourceOptions(csv=tmp_path / "a.csv", image_column="image")
+    else:
+        parquet.write_table(frame, tmp_path / "train.parquet")
+        options = SourceOptions(root=tmp_path)
+    with pytest.raises(DataError, match=r"cannot read .*iVBORw0K") as caught:
+        SOURCES[source](options)
+    assert len(str(caught.value)) < 1500
+
+
+def test_a_table_in_memory_of_objects_is_one_error_with_the_remedy(tmp_path):
+    class Frame:  # as pandas answers for a column of Paths
+        def __arrow_c_stream__(self, requested_schema=None):
+            raise pa.ArrowInvalid("Could not convert PosixPath('0.png')", "column path")
+
+    with pytest.raises(DataError, match=r"PosixPath\('0.png'\).*astype\(str\)"):
+        build_dataset(tmp_path / "out", Frame(), root=tmp_path)
+
+
 def test_the_output_of_a_command_is_a_table_too(table, tmp_path):
     """What a shell makes of `--csv <(command)`."""
     given, writer = os.pipe()
@@ -176,7 +239,9 @@ def test_the_output_of_a_command_is_a_table_too(table, tmp_path):
             "column 'fold' of .* has no split 'x'; it has: a, b",
         ),
         (BIRDS.replace("2.png", "9.png"), {}, r"cannot read .*9\.png: No such file"),
-        ("path,label\n0.png,größe\n".encode("latin-1"), {}, "save it as UTF-8"),
+        ("path,label\n0.png,größe\n".encode("latin-1"), {}, "save it as UTF-8: iconv -f cp1252"),
+        # Excel's "Unicode text"
+        ("path\tlabel\n0.png\ta\n".encode("utf-16"), {}, "save it as UTF-8: iconv -f utf-16"),
     ],
 )
 def test_a_row_or_column_that_lacks_something_is_named(table, text, options, message):
