@@ -46,8 +46,9 @@ class LastingStream:
 
     def write(self, text: str) -> int:
         """Write, or lose the text."""
+        encoding = self.stream.encoding or "utf-8"  # a terminal may know fewer letters
         with self._kept():
-            self.stream.write(text)
+            self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:

@@ -93,6 +93,23 @@ def test_what_is_lost_is_known_and_the_streams_come_back(monkeypatch):
     assert sys.stderr is good
 
 
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("ascii", r"caf\xe9 \u2013 \u0434"),
+        ("latin-1", r"café \u2013 \u0434"),
+        ("cp1252", r"café – \u0434"),
+        ("utf-8", "café – д"),
+    ],
+)
+def test_letters_that_a_terminal_does_not_know_are_escaped(monkeypatch, encoding, shown):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+    with lasting_streams():
+        print("café – д", flush=True)
+    assert raw.getvalue().decode(encoding) == f"{shown}\n"
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no terminals")
 def test_a_closed_terminal_saves_and_leaves_preempted(given):
     """In a terminal of its own; from the hang-up on, writing to it fails."""
