@@ -33,6 +33,7 @@ _END_SECOND = 253_402_300_800
 INTEGER = r"^[+-]?[0-9]+$"
 NUMBER = r"^(?i:[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan)$"
 _EXIF_DATE = r"^(\d{4}):(\d\d):(\d\d)\b"
+_BASIC_DATE = r"^(19\d\d|20\d\d)(0[1-9]|1[0-2])([0-2]\d|3[01])$"  # not seconds, of August 1970
 _FINER_THAN_MICROSECONDS = r"(\.\d{6})\d+"
 # encodings whose pages are no larger in memory than in the file
 _ENCODINGS = {"PLAIN", "RLE"}
@@ -331,8 +332,9 @@ def _is_text(kind: "pa.DataType") -> bool:
 def convert(cells: "pa.ChunkedArray", kind: Kind) -> "pa.ChunkedArray":
     """Convert cells to a kind; blank texts and NaN are missing values.
 
-    A time is ISO 8601 or EXIF's 2024:05:01 12:00:00, with an offset from UTC in all texts or in
-    none, then it is in UTC; or seconds since 1970. What is finer than microseconds is cut off.
+    A time is ISO 8601 (20240501, too) or EXIF's 2024:05:01 12:00:00, with an offset from UTC in all
+    texts or in none, then it is in UTC; or seconds since 1970. What is finer than microseconds is
+    cut off.
 
     Raises: ValueError where a cell is none of the kind.
     """
@@ -382,7 +384,10 @@ def _times(cells: "pa.ChunkedArray") -> "pa.ChunkedArray":
     import pyarrow as pa
     from pyarrow import compute, types
 
+    if types.is_integer(cells.type):
+        cells = cells.cast("string")
     if types.is_string(cells.type):
+        cells = compute.replace_substring_regex(cells, _BASIC_DATE, r"\1-\2-\3")
         if compute.all(compute.match_substring_regex(cells, NUMBER)).as_py():
             cells = cells.cast("float64")
         else:
@@ -392,12 +397,10 @@ def _times(cells: "pa.ChunkedArray") -> "pa.ChunkedArray":
                 cells = cells.cast(pa.timestamp("us"))
             except pa.ArrowInvalid:  # an offset
                 cells = cells.cast(pa.timestamp("us", "UTC"))
-    if types.is_integer(cells.type) or types.is_floating(cells.type):
+    if types.is_floating(cells.type):
         _check_years(cells)
-        micros = compute.multiply(cells, 10**6)
-        is_whole = types.is_integer(cells.type)
-        cells = (micros if is_whole else compute.round(micros)).cast("int64")
-        return cells.cast(arrow_type("time"))
+        micros = compute.round(compute.multiply(cells, 10**6)).cast("int64")
+        return micros.cast(arrow_type("time"))
     zone = cells.type.tz if types.is_timestamp(cells.type) else None
     _check_years(cells.cast(pa.timestamp("s", zone), safe=False).cast("int64"))
     return cells.cast(pa.timestamp("us", zone), safe=False).cast(arrow_type("time"))

@@ -2,8 +2,8 @@
 
 A cell is missing where it is empty, null or no number (NaN). A kind that is not named is inferred:
 it is the one of all cells, and cells of different kinds are an error that names two of them. The
-digits of a code (007, or more than a number holds) are a text, and so is then each number beside
-them.
+digits of a code (007, 12e3 beside whole numbers, or more than a number holds) are a text, and so is
+then each number beside them.
 
 A sample's values are in its KEY.json in the shard. So whatever wrote a shard (this build, one that
 was stopped, another machine, another program), its columns are read from it.
@@ -33,6 +33,7 @@ from sslpipe.sharding.sources import ColumnSpec, Images, Origin, SourceOptions, 
 # 20240501 may be anything
 _DATE = r"^\d{4}[-:]\d\d[-:]\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
 _ZERO_PADDED = r"^[+-]?0[0-9]+$"
+_LETTERED = r"^[0-9]+[eE][0-9]+$"  # no program writes a number so: 1.2e4, 12e+3
 _LONG = r"^[+-]?[0-9]{16,}$"
 _LARGEST_INTEGER = 2**63 - 1
 _EXACT_FLOAT = 2**53  # integers up to it are floats, too
@@ -116,7 +117,10 @@ class RawColumn(NamedTuple):
         is_nan = is_number & match("^(?i:nan)$")
         most = _LARGEST_INTEGER if is_whole.sum() == is_number.sum() else _EXACT_FLOAT
         long = cells.filter(match(_LONG)).to_pylist()
+        is_lettered = match(_LETTERED)
         is_code = match(_ZERO_PADDED).any() or any(_exceeds(text, most) for text in long)
+        if is_lettered.any() and is_whole.any():
+            is_code |= (is_whole | is_lettered)[is_number].all()
         if self.origin == "typed" or is_code or not (is_number & ~is_nan).any():
             is_number[:] = False
         if len(rows) and is_time.all():

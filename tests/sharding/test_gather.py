@@ -325,6 +325,9 @@ def read(cells, kind=None, origin="table"):
         (["3", "nan", "1e3", ".5"], "float", [3.0, None, 1000.0, 0.5]),
         (["3", "nan"], "float", [3.0, None]),
         (["007", "12"], "text", ["007", "12"]),  # digits that are no number: a postcode
+        # nor these, of hexadecimal digits: as floats they would be two of four
+        (["12e3", "1E5", "12000", "100000"], "text", ["12e3", "1E5", "12000", "100000"]),
+        (["1e-05", "1E+05", "3"], "float", [1e-5, 1e5, 3.0]),
         (["a", "null", "NaN", "a"], "text", ["a", "null", "NaN", "a"]),  # somebody's name
         (["a/b\n", "ü", "a\0"], "text", ["a/b\n", "ü", "a\0"]),
         (["", "", ""], "text", [None] * 3),
@@ -375,6 +378,11 @@ def test_typed_cells_keep_their_types(cells, kind, values):
         (["12", 3, "nan"], "float", [12.0, 3.0, None]),
         ([1_714_564_800, "1714564800.25", 0.5], "time", [NOON, NOON + 250_000, 500_000]),
         (["-0.5", -0.5], "time", [-500_000, -500_000]),
+        # dates of ISO 8601's basic form, not seconds since 1970
+        (["20240501", "2024-05-01", None], "time", [NOON - 43200 * MICRO] * 2 + [None]),
+        ([20240501, "20240501"], "time", [NOON - 43200 * MICRO] * 2),
+        (pa.chunked_array([[20240501, None]]), "time", [NOON - 43200 * MICRO, None]),
+        (pa.chunked_array([[1_714_564_800, -1]]), "time", [NOON, -MICRO]),
     ],
 )
 def test_a_named_kind_converts(cells, kind, values):
@@ -405,6 +413,8 @@ def test_a_named_kind_converts(cells, kind, values):
         ([1.0, math.inf], None, "row 1: age = inf is not a finite number"),
         (["1714564800000"], "time", "row 0: .* is no time of the years 1 to 9999"),
         (["2024-05-01", "2024-13-01"], "time", "row 1: .* is no time"),
+        (["20240501", "20240231"], "time", "row 1: .* is no time"),
+        (["20240501", "1714564800"], "time", "row 1: age = .1714564800"),  # seconds, or what?
         ([b"a", b"\xff"], None, r"row 1: age = b'\\xff' is no text in UTF-8"),
         ([None, [1, 2]], None, "row 1: .* no value of a column"),
         ([{"a": 1}], "text", "no value of a column"),
