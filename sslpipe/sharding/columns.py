@@ -84,7 +84,7 @@ def find_groups(columns: Columns, name: str, option: str) -> NDArray[np.int64]:
     if name not in known:
         raise DataError(
             f"{option} {name!r} is no column that is read{did_you_mean(name, known)}; columns: "
-            f"{', '.join(known) or 'none; name it with --columns'}"
+            f"{', '.join(known) or 'none'}; name it with --columns"
         )
     try:
         return Column(name, columns.column(name)).groups.whole_split()

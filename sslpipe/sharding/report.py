@@ -166,7 +166,7 @@ def make_report(
         left_out=list(left_out),
         looked_at=looked_at,
         images=list(images),
-        doubts=[*doubts, *class_doubts(counts)],
+        doubts=[*doubts, *class_doubts(counts, index.manifest.classes)],
     )
 
 
@@ -224,8 +224,13 @@ def check_classes(classes: Mapping[str, Iterable[str]]) -> None:
                 )
 
 
-def class_doubts(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Name what looks like a slip in the classes of the splits, and in their names."""
+def class_doubts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str] = ()) -> list[str]:
+    """Name what looks like a slip in the classes of the splits, and in their names.
+
+    Args:
+        counts: Samples of each class of a split, by name, without those that it lacks.
+        classes: All names; one without a sample in any split is mentioned.
+    """
     labelled = {split: own for split, own in counts.items() if own}
     names = sorted({name for own in labelled.values() for name in own})
     doubts = []
@@ -266,6 +271,9 @@ def class_doubts(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
     single = [name for name, count in total.items() if count == 1]
     if single:
         doubts.append(f"{counted(len(single), 'class')} of one image: {_names(single)}")
+    empty = [name for name in classes if name not in total]
+    if empty:
+        doubts.append(f"{counted(len(empty), 'class')} without an image: {_names(empty)}")
     return doubts
 
 

@@ -12,6 +12,7 @@ from pyarrow import parquet
 import sslpipe
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
+from sslpipe.sharding.report import FILE, Report
 from tests.helpers.dataset import picture, png
 from tests.helpers.shards import error_of, run
 
@@ -50,6 +51,28 @@ def test_an_id_of_two_files_is_refused_by_their_names(tmp_path, photos, capsys):
         assert "id0.PNG" in message
         assert "id0.jpg" in message
         assert "No such file" not in message
+
+
+def test_a_class_whose_images_are_all_skipped_is_reported(tmp_path, photos):
+    """One that cannot be decoded, one that is not there; the third class has images."""
+    (photos / "id1.PNG").write_bytes(b"no picture")
+    rows = "path,label\nid0.PNG,a\nid1.PNG,broken\nid2.PNG,a\ngone.PNG,gone\nid3.PNG,a\n"
+    (tmp_path / "list.csv").write_text(rows)
+    words = ["--csv", tmp_path / "list.csv", "--root", photos, "--skip-bad", "--skip-missing"]
+    built(tmp_path, "--source", "csv", *words)
+    report = Report.model_validate_json((tmp_path / "out" / FILE).read_bytes())
+    (doubt,) = report.doubts
+    assert doubt.startswith("2 classes")
+    assert doubt.endswith(": broken, gone")
+
+
+def test_a_split_by_the_label_says_which_option_reads_it(tmp_path, photos, capsys):
+    (tmp_path / "list.csv").write_text("path,label,age\nid0.PNG,a,1\nid1.PNG,b,2\n")
+    words = ["--source", "csv", "--csv", tmp_path / "list.csv", "--root", photos]
+    words += ["--test-fraction", "0.5", "--split-by", "label", "--columns"]
+    message = error_of(capsys, "build", tmp_path / "out", *words, "age")
+    assert "--columns" in message
+    built(tmp_path, *words, "age,label")
 
 
 def test_separators_of_windows_are_read(tmp_path, photos):
