@@ -66,10 +66,12 @@ def knn_results(
         Top-1 accuracies.
 
     Raises:
-        DataError: Labels are missing, features are not finite, or k is larger than the bank.
+        DataError: Labels are missing, features are not finite, k is larger than the bank, or it has
+            no query's class.
     """
     check_known("vote", vote, get_args(Votes))
     check_pair(bank, queries)
+    check_classes(bank, queries)
     if k is not None and not k:
         raise DataError("k is empty; name at least one number of neighbours")
     if not 0 < temperature < float("inf"):
@@ -112,6 +114,15 @@ def check_pair(bank: Embeddings, queries: Embeddings) -> None:
         raise DataError(
             f"the bank has {bank.features.shape[1]} features and the queries "
             f"{queries.features.shape[1]}; they come from different backbones"
+        )
+
+
+def check_classes(bank: Embeddings, queries: Embeddings) -> None:
+    """Raise DataError where no query can be right, as labels of two numberings, or new classes."""
+    if not torch.isin(queries.labels, bank.labels.to(queries.labels.device)).any():
+        raise DataError(
+            f"no class of the {len(queries.ids):,} queries is one of the bank's, so that none can "
+            "be right: label both alike; of new classes measure `retrieval` of the queries alone"
         )
 
 

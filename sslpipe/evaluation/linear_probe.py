@@ -10,7 +10,7 @@ from torch import Tensor
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import by_class, shuffled
-from sslpipe.evaluation.knn import check_pair
+from sslpipe.evaluation.knn import check_classes, check_pair
 from sslpipe.evaluation.logistic import Linear, fit_logistic, predict
 from sslpipe.evaluation.result import Result, accuracy
 
@@ -50,9 +50,11 @@ def linear_probe(
         confusion matrix (rows: true class; null beyond 200 classes).
 
     Raises:
-        DataError: There are more than MOST_PARAMETERS parameters, or a class has a single row.
+        DataError: There are more than MOST_PARAMETERS parameters, a class has a single row, or
+            train has no class of test.
     """
     check_pair(train, test)
+    check_classes(train, test)
     path = sorted(set(grid))
     if not path or path[0] <= 0:
         raise DataError(f"grid = {tuple(grid)} must hold values of C > 0")

@@ -139,6 +139,15 @@ def test_texts_on_one_side_and_numbers_on_the_other_are_refused():
         sslpipe.knn(TRAIN[0], TRAIN[1].astype(str), *TEST)
 
 
+@pytest.mark.parametrize("call", [sslpipe.knn, sslpipe.linear_probe])
+def test_labels_of_which_none_can_be_right_are_refused(call):
+    rows = np.eye(6, dtype=np.float32)
+    for train, test in (("aabbcc", "ABCABC"), ([0, 0, 1, 1, 2, 2], [3, 4, 5, 3, 4, 5])):
+        with pytest.raises(DataError, match=r"no class of the 6 queries .*label both alike"):
+            call(rows, [*train], rows, [*test])
+        assert 0 <= call(rows, [*train], rows, [*test[:5], train[0]]).value <= 1  # some can
+
+
 def test_one_rank_in_place_of_a_list_is_named():
     with pytest.raises(UserError, match=r"k = 5 .*\[5\]"):
         sslpipe.retrieval(*TEST, k=5)
@@ -192,7 +201,7 @@ def test_several_results_are_shown_a_line_each_and_a_wrong_metric_gives_the_near
 
 
 def test_none_right_is_an_interval_from_exactly_0():
-    none = sslpipe.knn(*TRAIN, TEST[0], np.full(101, 9))
+    none = sslpipe.knn(*TRAIN, TRAIN[0], (TRAIN[1] + 1) % 4, k=1)
     every = sslpipe.knn(*TRAIN, *TRAIN, k=1)
     assert (none.value, none.interval95[0]) == (0, 0)
     assert (every.value, every.interval95[1]) == (1, 1)
