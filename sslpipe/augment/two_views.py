@@ -554,9 +554,15 @@ def _to_canvas(pictures: Pictures, channels: int) -> tuple[Tensor, Tensor]:
                 f"images[{row}] has shape {tuple(image.shape)}; give "
                 f"{'RGB' if channels == 3 else 'images'}, channels first: ({channels}, H, W)"
             )
-    # what nearly is a picture in [0, 1]; a black one is not
-    if images[0].dtype == torch.float32 and 0.1 < float(max(i.max() for i in images)) <= 1:
-        raise ValueError("images are float32 of at most 1; give values of 0..255, as images * 255")
+    if images[0].dtype == torch.float32:
+        low = float(min(i.min() for i in images))
+        high = float(max(i.max() for i in images))
+        # what nearly is a picture in [0, 1], or normalised; a black one is not
+        if 0.1 < high <= 1 or (low < 0 and high < 10):
+            raise ValueError(
+                f"images are float32 of {low:.3g} to {high:.3g}; give values of 0..255, not "
+                "normalised, as images * 255"
+            )
     sizes = torch.tensor([image.shape[1:] for image in images])
     if isinstance(images, Tensor):
         return images.contiguous(memory_format=torch.channels_last), sizes

@@ -369,7 +369,10 @@ U8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
 @pytest.mark.parametrize(
     ("images", "words"),
     [
-        (U8 + 0.9, "images are float32 of at most 1; give values of 0..255, as images * 255"),
+        (U8 + 0.9, "images are float32 of 0.9 to 0.9; give values of 0..255"),
+        # normalised: by ImageNet's mean and std, or to -1..1; on the first image only
+        ((U8 - 0.5) / 0.22, "images are float32 of -2.27 to -2.27; give values of 0..255"),
+        ([U8[0] - 1.0, U8[0] + 2.6], "images are float32 of -1 to 2.6; give values of 0..255"),
         ([U8[0], U8[0].float()], "images are float32; give uint8 in 0..255, or float32 in the"),
         (U8.long(), "images are int64; give uint8 in 0..255"),
         (U8[0], "images has shape (3, 8, 8); give (B, 3, H, W) or a list of (3, H, W)"),
@@ -387,6 +390,12 @@ def test_wrong_images_are_one_line(images, words):
     with pytest.raises(ValueError, match="^" + re.escape(words)) as caught:
         TwoViews(crop_px=16)(images)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("levels", [(0, 0), (0, 5), (-3, 255)])  # black, dark, an overshoot
+def test_floats_of_levels_are_views_whatever_the_levels(levels):
+    images = torch.linspace(*levels, 2 * 3 * 64).reshape(2, 3, 8, 8)
+    assert TwoViews(crop_px=16)(images)[0].isfinite().all()
 
 
 def test_as_many_ids_as_images():
