@@ -1,6 +1,7 @@
 """Index tars made by others, and verify a data set sample by sample."""
 
 import re
+import tarfile
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +42,7 @@ from sslpipe.sharding.scan import (
     scan_tar,
     unread,
 )
-from sslpipe.sharding.sources import ColumnSpec, SourceOptions
+from sslpipe.sharding.sources import ColumnSpec, SourceOptions, read_file
 from sslpipe.sharding.split_names import split_of, without_number
 from sslpipe.sharding.writer import Advance
 
@@ -184,7 +185,8 @@ def index_folder(
     if value_range and not channels:
         raise DataError("--range is of images that --channels names; give both, or neither")
     manifest = open_manifest(out)
-    groups = tars.groups
+    left_out = Tally()
+    groups = {name: _filled(paths, left_out) for name, paths in tars.groups.items()}
     image = tars.fields.get("image", manifest.image)
     is_array = bool(channels) or not is_rgb8(image)
     suffixes = ARRAY_SUFFIXES if is_array else IMAGE_SUFFIXES
@@ -198,7 +200,6 @@ def index_folder(
         return indexed
 
     splits: dict[str, tuple[ShardFile, ...]] = {}
-    left_out = Tally()
     unusual = Tally()
     has_labels = False
     has_json = False
@@ -255,6 +256,19 @@ def index_folder(
     report = make_report(out, left_out=skipped, images=unusual.groups(), doubts=doubts)
     save_report(out, report)
     return Indexed(manifest, report)
+
+
+def _filled(paths: Sequence[Path], left_out: Tally) -> Sequence[Path]:
+    """Return the tars that have a member, as one of failed downloads does not; all, if none has."""
+    empty = [
+        path
+        for path in paths
+        if 0 < path.stat().st_size <= tarfile.RECORDSIZE and not any(read_file(path))
+    ]
+    if not empty or len(empty) == len(paths):
+        return paths
+    left_out.add(Group(what="tars without a member", count=len(empty), example=empty[0].name))
+    return [path for path in paths if path not in empty]
 
 
 def _within(group: Group, path: Path) -> Group:

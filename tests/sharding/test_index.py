@@ -101,6 +101,22 @@ def test_a_tar_that_cannot_be_read_as_meant_is_named_with_its_key(names, remedy,
     assert remedy in error
 
 
+@pytest.mark.promise(17)
+def test_a_tar_without_a_member_is_counted_unless_all_are(tmp_path, capsys):
+    for number, names in enumerate([(), ("a.png",), (), ("b.png", "c.png")]):
+        members = [(name, grey_png(place)) for place, name in enumerate(names)]
+        write_tar(tmp_path / f"train-{number:06d}.tar", *members)
+    assert run("index", tmp_path) == 0
+    split = load_index(tmp_path).split("train")
+    assert [shard.file for shard in split.shards] == ["train-000001.tar", "train-000003.tar"]
+    assert len(split) == 3
+    (group,) = json.loads((tmp_path / FILE).read_text())["left_out"]
+    assert (group["count"], group["example"]) == (2, "train-000000.tar")
+    write_tar(tmp_path / "none" / "test-000000.tar")
+    assert run("index", tmp_path / "none") != 0
+    assert "test-000000.tar has no member" in capsys.readouterr().err
+
+
 def test_a_large_member_costs_its_sample_or_nothing(tmp_path, monkeypatch, capsys):
     members = [("0.jpg", jpeg(0)), ("0.mp4", bytes(9000)), ("1.jpg", bytes(5000))]
     write_tar(tmp_path / "t.tar", *members, ("2.jpg", jpeg(2)), ("2.txt", b""))
