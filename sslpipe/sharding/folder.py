@@ -5,10 +5,12 @@
 """
 
 import os
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -510,6 +512,21 @@ def _doubts(
         doubts.append(
             f"folders that are hardly classes became some, such as {shown(hardly[0])}; give the "
             "folder that holds the classes as --root"
+        )
+    within: dict[str, set[str]] = {name: set() for name in classes}  # folders in each class
+    for place in places:
+        parts = place.relative_to(root).parts
+        for above, name in pairwise(parts):
+            if above in within:
+                within[above] |= {name} if split_of(name) is None else set()
+                break
+    alike = set.intersection(*within.values()) if len(within) > 1 else set[str]()
+    is_series = len({re.sub(r"\d+", "", name) for name in classes}) == 1  # fold1, fold2
+    if len(alike) > 1 and (is_series or len(alike) >= len(classes)):
+        doubts.append(
+            f"all {len(classes)} classes, such as {shown(min(classes))}, have folders of the same "
+            f"{len(alike)} names, such as {shown(min(alike))}; where these are the classes, give "
+            "the folder over them as --root"
         )
     inside = [
         place

@@ -135,6 +135,29 @@ def test_the_one_class_of_a_folder_too_many_is_doubted(tmp_path):
     assert any("'cat/train'" in doubt for doubt in own.doubts)
 
 
+@pytest.mark.parametrize(
+    ("above", "below", "doubted"),
+    [
+        (["color", "grayscale", "segmented"], ["apple", "corn", "grape"], True),  # PlantVillage
+        (["fold1", "fold2", "fold3"], ["cat", "dog"], True),
+        (["ant", "bee", "cat", "dog"], ["front", "back"], False),  # of each class
+        (["ant", "bee"], ["train", "test"], False),  # splits
+    ],
+)
+@pytest.mark.parametrize("split", ["", "train/"])
+def test_folders_of_the_same_names_in_all_classes_may_be_the_classes(
+    tmp_path, above, below, doubted, split
+):
+    names = [f"{split}{one}/{other}/1.png" for one in above for other in below]
+    photos(tmp_path, *names, f"{split}{above[0]}/rare/1.png")
+    if below == ["train", "test"]:
+        (tmp_path / f"{split}{above[0]}/rare/1.png").unlink()
+    if split and below == ["train", "test"]:
+        photos(tmp_path, "test/ant/1.png", "test/bee/1.png")
+    doubts = next(iter(read(tmp_path).values())).doubts
+    assert any("of the same" in doubt and "--root" in doubt for doubt in doubts) == doubted
+
+
 def test_a_csv_names_splits_as_folders_do_and_minus_one_is_no_label(tmp_path):
     photos(tmp_path, "1.png", "2.png", "3.png")
     rows = "path,label,part\n1.png,7,Training\n2.png,-1,Training\n3.png, 7 ,TEST\n"
