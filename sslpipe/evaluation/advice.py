@@ -146,14 +146,16 @@ def _next(evaluation: Mapping[str, Any], found: Alternative) -> str:
     worse = found.answer == "worse"
     tested = f"{found.tested:,} test {found.unit}"
     weights = f"the start, {found.name}" if found.is_start else found.name
+    more = f"more test {found.unit}: about {needed:,} would make this difference clear"
     rules = (
         (unfinished(evaluation["facts"]).endswith("resumes it."), _FINISH),
         (below != "", f"train longer: {below} are better still"),
         (better and found.is_baseline, _next_alone(evaluation)),
+        (found.is_baseline and needed > 0, f"train longer, or take {more}"),
         (found.is_baseline, "train longer, or see what the report's alarms say"),
         (better, "use it; `sslpipe export` writes the backbone"),
         (worse, f"use {weights}: this training made the features worse"),
-        (needed > 0, f"more test {found.unit}: about {needed:,} would make this difference clear"),
+        (needed > 0, more),
         (True, f"use {weights}, or train longer: {tested} show no difference"),
     )
     return next(text for applies, text in rules if applies)

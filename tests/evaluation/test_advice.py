@@ -117,3 +117,17 @@ def test_the_first_sentence_and_the_verdict_agree_on_what_is_clear(p, clear):
     assert ("only by kNN" in verdict(report)) is clear
     assert verdict(report).startswith("Not clearly better") is not clear
     assert found.next_step.startswith("Compare" if clear else "Train longer")
+
+
+@pytest.mark.parametrize(("difference", "half", "images"), [(0.1, 0.2, "about 1,600 "), (0, 1, "")])
+def test_a_gain_over_a_baseline_on_few_images_asks_for_more_of_them(difference, half, images):
+    """400 images, and (half / difference)^2 times as many would have half the gain's interval."""
+    report = {
+        **evaluation(row("ssl", 0.6 + difference), row("random", 0.6)),
+        "comparisons": [against_random("kNN", False, difference, half, 0.3)],
+    }
+    found = advise(report)
+    assert found.answer.startswith("No clear difference")
+    assert found.next_step.startswith("Train longer")
+    assert images in found.next_step
+    assert ("more test images" in found.next_step) == bool(images)
