@@ -201,7 +201,9 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
         """Return how many images are trained on, and from which weights."""
         steps = self.order.steps_per_epoch
         size = f"{self.order.samples} images, {steps} step{'s' * (steps != 1)} an epoch"
-        return size + self.start.describe(self.recipe.tune)
+        if self.start.weights is None:
+            return size
+        return f"{size}; {self.start.describe(self.recipe.tune)}"
 
 
 # why a plan cannot be carried out

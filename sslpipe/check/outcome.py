@@ -106,15 +106,6 @@ def memory_parts(memory: Memory) -> str:
     return f"{', '.join(parts)}; on W processes activations, views and images are divided by W"
 
 
-def start_text(recipe: RunRecipe) -> str:
-    """Return which weights a run starts from."""
-    if not recipe.init:
-        return "random weights"
-    first = recipe.tune.projector_first_steps
-    frozen = f"; frozen, its BatchNorms in eval mode, for the first {first} steps" if first else ""
-    return f"weights {recipe.init[:16]}{frozen}"
-
-
 def warmup_warning(recipe: RunRecipe) -> str | None:
     """Warn of a warm-up that takes the whole run; None where it ends before."""
     warmup = recipe.optim.warmup_steps

@@ -4,7 +4,7 @@ import numpy as np
 
 from sslpipe.check.estimate import check_of, estimate_parts
 from sslpipe.check.mixing import WELL_MIXED, mixing_score
-from sslpipe.check.outcome import Check, Rows, start_text
+from sslpipe.check.outcome import Check, Rows
 from sslpipe.data.holdout import MOST_HELD_OUT, holdout_ids
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import survey
@@ -15,7 +15,6 @@ from sslpipe.parts import Parts, recipe_flops
 from sslpipe.plan import Pretraining
 from sslpipe.planning.memory import Room, check_memory
 from sslpipe.planning.watch import watch_text
-from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.sections import divisors
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
@@ -40,7 +39,7 @@ def check_pretraining(plan: Pretraining) -> Check:
         plan,
         estimate,
         watch=watch_text(recipe.run, plan.split.labels_of(plan.watched), views=True),
-        rows=[*_size_rows(recipe, parts), *order_rows],
+        rows=[*_size_rows(plan, parts), *order_rows],
         details=[
             (
                 "FLOPs per step",
@@ -54,7 +53,8 @@ def check_pretraining(plan: Pretraining) -> Check:
     )
 
 
-def _size_rows(recipe: Recipe, parts: Parts) -> Rows:
+def _size_rows(plan: Pretraining, parts: Parts) -> Rows:
+    recipe = plan.recipe
     data = recipe.data
     batch = data.batch_size
     backbone = parts.model.backbone
@@ -76,7 +76,7 @@ def _size_rows(recipe: Recipe, parts: Parts) -> Rows:
             "negatives per anchor",
             counted if negatives else "none (the objective uses no negatives)",
         ),
-        ("starts from", start_text(recipe)),
+        ("starts from", plan.start.describe(recipe.tune)),
         (
             "parameters",
             f"backbone {count_parameters(backbone):,} ({backbone.num_features} features{stem}), "

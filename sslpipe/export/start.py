@@ -139,17 +139,17 @@ class Start:
         return {"init": init_facts(self.weights), "view": view.config()}
 
     def describe(self, tune: Tune) -> str:
-        """Return which weights a run starts from, for the console; "" for random ones."""
+        """Return which weights a run starts from, as the console and `check` say it."""
         if self.weights is None:
-            return ""
+            return "random weights"
         facts = init_facts(self.weights)
         first = tune.projector_first_steps
-        frozen = f", frozen for the first {first} steps" if first else ""
+        frozen = f"; frozen, its BatchNorms in eval mode, for the first {first} steps"
         source = f"{facts['source'] or 'a model'} (sha256 {facts['weights_sha256'][:16]})"
         part = f", its part {facts['part']}" if "part" in facts else ""
         channels = facts.get("channels", ())
         fitted = f", the first layer fitted to {', '.join(channels)}" if channels else ""
-        return f"; weights of {source}{part}{fitted}{frozen}"
+        return f"weights of {source}{part}{fitted}{frozen if first else ''}"
 
     def remark(self, recipe: RunRecipe) -> str | None:
         """Return which settings of a [backbone] as it was given the weights replace, if any."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from sslpipe.check.estimate import check_of, estimate_parts
-from sslpipe.check.outcome import Check, start_text
+from sslpipe.check.outcome import Check
 from sslpipe.metric_learning.finetune_plan import Finetuning
 from sslpipe.models.tuning import count_parameters
 from sslpipe.planning.watch import watch_text
@@ -39,7 +39,7 @@ def check_finetuning(plan: Finetuning) -> Check:
             ("steps", f"{recipe.total_steps:,}"),
             ("batch", f"{images} = {sampler.batch_size} images, {views}"),
             ("embedding", f"{encoder.num_features} features, {length}"),
-            ("starts from", start_text(recipe)),
+            ("starts from", plan.start.describe(recipe.tune)),
             ("parameters", f"backbone {count_parameters(encoder):,}"),
             ("parameters of losses", f"{count_parameters(task.losses):,}"),
             ("parameters trained", f"{trained:,}"),

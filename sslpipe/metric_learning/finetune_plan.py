@@ -149,11 +149,11 @@ class Finetuning(RecipePlan[FinetuningParts]):
     def describe(self) -> str:
         """Return how many images of how many classes are trained on, and from which weights."""
         order = self.order
-        start = self.start.describe(self.recipe.tune) or "; random weights"
         steps = order.steps_per_epoch
         return (
             f"{order.samples} images of {len(order.classes)} classes, {steps} "
-            f"step{'s' * (steps != 1)} an epoch of {order.batch_size} images{start}"
+            f"step{'s' * (steps != 1)} an epoch of {order.batch_size} images; "
+            f"{self.start.describe(self.recipe.tune)}"
         )
 
 

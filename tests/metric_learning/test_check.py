@@ -11,6 +11,7 @@ from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
+from sslpipe.export.named import open_init
 from sslpipe.metric_learning.check import check_finetuning
 from sslpipe.metric_learning.finetune_plan import Finetuning
 from sslpipe.models.backbones import Backbone
@@ -106,7 +107,9 @@ def test_a_given_backbone_and_frozen_layers_are_counted(tmp_path, data, trained)
     given = load_backbone(trained)
     result = checked(tmp_path, data, "tune.backbone=frozen", "views=2", given=given)
     assert numbers_of(result)[2] == 16 * 8 + 8 + 48  # embedding layer and class weights
-    assert rows_of(result)["starts from"] == f"weights {given.config.weights_sha256[:16]}"
+    assert given.config.weights_sha256[:16] in rows_of(result)["starts from"]
+    named = open_init(load_recipe(write_recipe(tmp_path)), trained)  # as --init names it
+    assert str(trained) in rows_of(checked(tmp_path, data, given=named))["starts from"]
     assert len(result.views) == 2
     assert any("warmup" in w for w in checked(tmp_path, data, "optim.warmup_steps=8").warnings)
     small = checked(tmp_path, data, "data.validation_classes=0", "run.monitor_steps=5")

@@ -5,7 +5,7 @@ import timm.optim
 import torch
 from torch import nn
 
-from sslpipe.check.outcome import start_text
+from sslpipe.export.start import Start
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.libraries import TransformersTower
 from sslpipe.models.tuning import (
@@ -20,6 +20,7 @@ from sslpipe.optim.step import ramp_at, set_lr
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.recipe.sections import Tune
 from sslpipe.run.projector_first import ProjectorFirst
+from tests.helpers.exports import trained
 from tests.helpers.optimizers import build_optimizer
 from tests.helpers.runs import ROOT, assert_same_weights
 
@@ -169,6 +170,5 @@ def test_steps_of_the_projector_alone_are_told_as_a_fact_and_warned_of_where_non
         recipe = load_recipe(ROOT / "recipes" / "adapt_mobile.toml", (f"steps={steps}",))
         recipe = recipe.model_copy(update={"init": "0" * 64})
         assert bool(tune_warnings(recipe)) == warned
-        assert start_text(recipe).endswith(
-            "frozen, its BatchNorms in eval mode, for the first 10 steps"
-        )
+        described = Start("named", trained()).describe(recipe.tune)
+        assert described.endswith("frozen, its BatchNorms in eval mode, for the first 10 steps")

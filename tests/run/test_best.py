@@ -350,7 +350,7 @@ def test_the_commands_take_the_best_and_say_so(kept, data, tmp_path):
     recipe = load_recipe(write_recipe(tmp_path))
     start = open_init(recipe, run_dir, checkpoint="best")
     assert start.config.weights_sha256 == sha256
-    assert Start("named", start).describe(recipe.tune).startswith("; weights of ")
+    assert Start("named", start).describe(recipe.tune).startswith("weights of ")
     with pytest.raises(UserError, match="checkpoint='best' is for a run directory"):  # no export
         load_backbone(tmp_path / "out", checkpoint="best")
 
