@@ -1,9 +1,10 @@
-"""Arguments of the public functions, checked by their annotations before anything is done."""
+"""Arguments of the public functions: checked by their annotations, and kinds that many take."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
@@ -15,6 +16,16 @@ from sslpipe.errors import UserError, did_you_mean, shown
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+Say = Callable[[str], None]
+Advance = Callable[[int], None]  # takes how much was done since the last call
+Progress = Callable[[str, int], AbstractContextManager[Advance]]  # of a title and a total
+
+
+def silent(title: str, total: int) -> AbstractContextManager[Advance]:
+    """Show no progress."""
+    return nullcontext(lambda count: None)
+
 
 # annotations that are checked, and what a message calls them
 _WORDS: dict[Any, str] = {

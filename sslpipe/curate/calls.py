@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from sslpipe.arguments import checked
+from sslpipe.arguments import Progress, checked, silent
 from sslpipe.curate import clusters, duplicate_files, duplicates, outliers
 from sslpipe.curate.grouping import Groups, group
 from sslpipe.curate.image_scan import Samples, decoded, scan, scan_pictures
@@ -21,11 +21,9 @@ from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined, keys_of
 from sslpipe.errors import DataError, UserError, check_count
-from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.vectors import Vectors, open_features
 from sslpipe.export.model import decode_image
 from sslpipe.portable import keep_freed_memory
-from sslpipe.sharding.build import silent
 from sslpipe.sharding.in_memory import Rows, are_rows, encoded_image
 
 TRIES = 4  # of k-means, for clusters that are looked at
@@ -116,7 +114,7 @@ def find_duplicates(
         with bar("read", sum(map(len, opened))) as advance:
             samples = scan(opened, num_workers=num_workers, on_bad=skipped, progress=advance)
         pictures = _pictures_of(samples, opened)
-    found = duplicates.find_duplicates(samples, progress=progress)
+    found = duplicates.find_duplicates(samples, progress=bar)
     groups = group(found.pairs, len(samples))
     if column and index is not None:
         by_split = duplicate_files.by_split(samples, groups)

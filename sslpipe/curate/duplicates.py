@@ -15,12 +15,11 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, normalize
 
+from sslpipe.arguments import Progress, silent
 from sslpipe.curate.grouping import Pairs, joined
 from sslpipe.curate.image_scan import Samples
 from sslpipe.curate.thumbnails import pictures, whole, whole_and_crops
-from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
-from sslpipe.sharding.build import silent
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -56,26 +55,25 @@ class Found(NamedTuple):
     doubt: Doubt
 
 
-def find_duplicates(samples: Samples, *, progress: Progress | None = None) -> Found:
+def find_duplicates(samples: Samples, *, progress: Progress = silent) -> Found:
     """Find exact and near duplicates, inside and across splits.
 
     Args:
         samples: As scanned.
         progress: Makes the progress bars of samples searched for and of pairs compared.
     """
-    bar = progress or silent
     exact = exact_duplicates(samples)
     distinct = np.ones(len(samples), bool)
     distinct[exact.second] = False  # one of equal pixels is enough
-    with bar("search", int(distinct.sum())) as advance:
+    with progress("search", int(distinct.sum())) as advance:
         pairs = candidates(samples, np.flatnonzero(distinct), advance)
-    with bar("compare", len(pairs)) as advance:
+    with progress("compare", len(pairs)) as advance:
         score = compare(samples, pairs, advance)
     # each also with the centre of what it is connected to: copies have more than NEIGHBOURS
     known = set(map(tuple, pairs.tolist()))
     wanted = _to_centres(pairs[score >= LEAST_SCORE], len(samples)).tolist()
     more = np.array([each for each in wanted if tuple(each) not in known], np.int64).reshape(-1, 2)
-    with bar("compare", len(more)) as advance:
+    with progress("compare", len(more)) as advance:
         score = np.concatenate([score, compare(samples, more, advance)])
     pairs = np.concatenate([pairs, more])
     same = score >= LEAST_SCORE

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from sslpipe.arguments import Advance
 from sslpipe.curate.thumbnails import THUMB_PX, Thumbs, thumbnail
 from sslpipe.data.decode import MAX_PIXELS, BadSample, decode_picture, image_kind
 from sslpipe.data.image_type import ImageType
@@ -28,7 +29,6 @@ PART_BYTES = 8 * 2**20
 WINDOW_BYTES = 64 * 2**20
 
 Integers = NDArray[np.int64]
-Progress = Callable[[int], None]
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -68,7 +68,7 @@ def scan(
     ids: Sequence[Integers] | None = None,
     num_workers: int = 2,
     on_bad: OnBad | None = None,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
 ) -> Samples:
     """Read the images of some splits.
 

@@ -1,7 +1,6 @@
 """Which test samples have a near-duplicate in train: what makes a test easier than it looks."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from math import isqrt
 
 import numpy as np
@@ -9,12 +8,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from sslpipe.arguments import Progress, silent
 from sslpipe.curate.duplicate_files import COLUMN
 from sslpipe.curate.duplicates import LEAST_SCORE, compare
 from sslpipe.curate.image_scan import Samples, scan
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 from sslpipe.evaluation.table import Leaks
 
@@ -33,7 +32,7 @@ def find_leaks(
     pixels: Callable[[], Pair],
     *,
     num_workers: int = 2,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Leaks:
     """Find the test samples that are in train, too.
 
@@ -57,7 +56,7 @@ def find_leaks(
     wanted = _near(rows, pixels(), len(splits[0].image_type.channels))
     ids = [np.unique(side) for side in wanted.T]
     count = sum(map(len, ids))
-    with nullcontext() if progress is None else progress("leakage", count) as advance:
+    with progress("leakage", count) as advance:
         samples = scan(
             splits,
             ids=ids,

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sslpipe.arguments import Advance, silent
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
 from sslpipe.data.reader import OnBad, Quarantined
@@ -42,7 +43,7 @@ def embed_to_file(
     network: str = "the backbone",
     process: Rank = Rank(),  # noqa: B008 (immutable)
     finish: Callable[[Embeddings], Embeddings] | None = None,
-    bar: Callable[[int], AbstractContextManager[Callable[[int], None]]] | None = None,
+    bar: Callable[[int], AbstractContextManager[Advance]] = lambda left: silent("", left),
     on_bad: OnBad | None = None,
     batch_size: int = 256,
     num_workers: int = 2,
@@ -92,7 +93,7 @@ def embed_to_file(
         assert on_bad is not None
         on_bad(one)
 
-    with nullcontext() if bar is None else bar(left) as progress:
+    with bar(left) as progress:
         for file, own in todo:
             bad.clear()
             rows = embed_here(

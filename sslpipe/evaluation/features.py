@@ -1,7 +1,6 @@
 """Features of whole splits by a backbone and by what it has to beat, ready for the suite."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d
 
+from sslpipe.arguments import Progress, silent
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
 from sslpipe.data.reader import OnBad
@@ -25,9 +25,6 @@ PIXELS_PX = 32  # larger images are reduced: 3 x 224 x 224 numbers a sample are 
 MOST_PIXELS = 2**26
 LEAST_PX = 8
 
-# (title, number of samples) -> a context that is called with the number done since
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-
 
 def embed_pair(
     name: str,
@@ -36,7 +33,7 @@ def embed_pair(
     view: EvalView,
     splits: tuple[Split, Split],
     saved: Mapping[str, Embeddings] = MappingProxyType({}),
-    progress: Progress | None = None,
+    progress: Progress = silent,
     device: torch.device | str = "cpu",
     batch_size: int = 256,
     num_workers: int = 2,
@@ -54,7 +51,7 @@ def embed_pair(
             rows.append(saved[split.name])
             continue
         title = f"{name}: {split.name}"
-        with nullcontext() if progress is None else progress(title, len(split)) as advance:
+        with progress(title, len(split)) as advance:
             embedded = embed(
                 network,
                 view,

@@ -1,7 +1,6 @@
 """What the suite measures of each set of features, and on which of the classes."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -10,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sslpipe.arguments import Progress
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.flatten import choose_power
 from sslpipe.evaluation.knn import DINO_K, knn_results, protocol_id
@@ -128,7 +127,7 @@ class Protocols:
         self,
         name: str,
         plain: Pair,
-        progress: Progress | None,
+        progress: Progress,
         *,
         use_up: bool,
     ) -> list[Measured]:
@@ -141,7 +140,7 @@ class Protocols:
         flattened = [part for part in self._parts if not part.linear]
         both = self._parts if self._can_probe(name, plain) else flattened, flattened
         total = sum(map(len, both))
-        with nullcontext() if progress is None else progress(f"evaluate {name}", total) as advance:
+        with progress(f"evaluate {name}", total) as advance:
             for parts, is_flattened in zip(both, (False, True), strict=True):
                 pair = plain
                 power = None
@@ -153,8 +152,7 @@ class Protocols:
                 for part in parts:
                     for column, result in part.score(pair[0], pair[1]):
                         results.append((name, power, column if column in columns else None, result))
-                    if advance is not None:
-                        advance(1)
+                    advance(1)
         return results
 
     def _can_probe(self, name: str, plain: Pair) -> bool:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sslpipe.arguments import Progress, silent
 from sslpipe.errors import DataError, one_line
-from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.intervals import bootstrap95, means95, wilson95
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.label_free import uniformity
@@ -54,7 +54,7 @@ def run_suite(
     seed: int = 0,
     device: str = "cpu",
     say: Callable[[str], None] = lambda text: None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Run every evaluation on each set of features; returns an eval.json, see `suite_file`.
 

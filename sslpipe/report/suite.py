@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from sslpipe.arguments import checked
+from sslpipe.arguments import Progress, Say, checked, silent
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined
@@ -28,7 +28,6 @@ from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import (
-    Progress,
     data_metadata,
     embed_pair,
     pixel_features,
@@ -44,13 +43,11 @@ from sslpipe.files import json_text, parse_object, write_json
 from sslpipe.report.compared import Other, load_compared, table_of
 from sslpipe.run.trackers import log_evaluation
 from sslpipe.satellites import offered
-from sslpipe.sharding.build import silent
 
 SEED = 0  # of the labels that are drawn, the hold-out and the random weights
 MOST_KEPT_BYTES = 2**30  # of a split's features that are left in the run
 MOST_KEPT_PIXELS = 2**28  # bytes
 
-Say = Callable[[str], None]
 Sets = dict[str, Pair | Callable[[], Pair]]  # name -> train and test, or what embeds them
 
 

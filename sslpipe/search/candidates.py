@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sslpipe.arguments import Progress
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import OnBad
 from sslpipe.errors import DataError, UserError, one_line
 from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
-from sslpipe.evaluation.features import Progress, saved_embeddings
+from sslpipe.evaluation.features import saved_embeddings
 from sslpipe.evaluation.few_shot import by_class
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.files import json_text

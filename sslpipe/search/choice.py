@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sslpipe.arguments import checked
+from sslpipe.arguments import Progress, Say, checked, silent
 from sslpipe.cli.inputs import check_folder, check_model, find_images
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex, Split, load_index
@@ -26,19 +26,17 @@ from sslpipe.distributed import pick_device
 from sslpipe.errors import UserError, as_path, check_count, check_list, for_caller, shown
 from sslpipe.evaluation.arrays import Array, embeddings_from_arrays
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
-from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.flatten import why_unlabelled
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
 from sslpipe.files import Stored, json_text, read_json, write_json
 from sslpipe.portable import return_freed_memory, write_atomically
-from sslpipe.report.suite import Say, warn_bad
+from sslpipe.report.suite import warn_bad
 from sslpipe.search import candidates, ranking
 from sslpipe.search.candidates import Candidate
 from sslpipe.search.chosen import write_chosen
 from sslpipe.search.pages import answer, choice_page, table_cells
 from sslpipe.search.ranking import Ranked
-from sslpipe.sharding.build import silent
 from sslpipe.sharding.dataset import build_dataset
 from sslpipe.weights.source import INSIDE
 

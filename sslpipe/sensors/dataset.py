@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from sslpipe.arguments import checked
+from sslpipe.arguments import Progress, checked, silent
 from sslpipe.errors import DataError, check_count
 from sslpipe.sensors.scenes import cut_scenes, parse_sensors
 from sslpipe.sharding.arrays import parse_range
-from sslpipe.sharding.build import Built, Progress, silent, write_shards
+from sslpipe.sharding.build import Built, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.dataset import LAYOUT, joined
 from sslpipe.sharding.gather import parse_pattern

@@ -1,14 +1,14 @@
 """Images of a source -> shards of a data set."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
 
+from sslpipe.arguments import Progress, silent
 from sslpipe.data.columns import Kind, kind_of
 from sslpipe.data.image_type import RGB8, Colour, hex_colour
 from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, PATH_COLUMN, Manifest
@@ -54,15 +54,6 @@ from sslpipe.sharding.writer import (
     plan_split,
     write_split,
 )
-
-# (title, number of samples) -> a context that is called with the number written since
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-
-
-def silent(title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """Show no progress."""
-    return nullcontext(lambda count: None)
-
 
 MISSING = "missing.txt"  # beside dataset.json: SPLIT, tab, the file as the list names it
 

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sslpipe.arguments import checked
+from sslpipe.arguments import Progress, checked, silent
 from sslpipe.data.image_type import Colour
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError, as_path, check_count, shown
 from sslpipe.sharding.arrays import parse_channels, parse_range
-from sslpipe.sharding.build import Built, Progress, silent, write_shards
+from sslpipe.sharding.build import Built, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.csv_table import Frame, frame_reader
 from sslpipe.sharding.gather import parse_pattern

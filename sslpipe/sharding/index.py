@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sslpipe.arguments import Advance
 from sslpipe.data.columns import REWRITE, digest
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.image_type import ImageType
@@ -44,7 +45,6 @@ from sslpipe.sharding.scan import (
 )
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions, read_file
 from sslpipe.sharding.split_names import split_of, without_number
-from sslpipe.sharding.writer import Advance
 
 _TAR_SUFFIX = re.compile(r"\.(tar|tgz|tbz2|txz|tar\.[a-z0-9]+)$", re.IGNORECASE)
 DECODE_PX = 256

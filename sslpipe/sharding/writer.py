@@ -13,7 +13,7 @@ import re
 import tarfile
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import pairwise
@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sslpipe.arguments import Advance
 from sslpipe.data.columns import kind_of
 from sslpipe.data.decode import BadSample, decode, image_kind
 from sslpipe.data.image_type import Reading
@@ -50,8 +51,6 @@ MOST_TOGETHER = 32  # samples of one group side by side
 NAMED_BAD = 5  # images that cannot be decoded; the others are counted
 LARGE_PNG = 8_000_000  # bytes, which are worth a remark
 STATISTICS_PX = 256  # mean and std are taken of images reduced to fit this
-
-Advance = Callable[[int], None]
 
 
 class Layout(NamedTuple):
