@@ -21,18 +21,6 @@ Crops = Literal["center", "flip", "five", "ten"]
 Reduce = Literal["mean", "concat"]
 Interpolation = Literal["bilinear", "bicubic"]
 CROPS: dict[Crops, int] = {"center": 1, "flip": 2, "five": 5, "ten": 10}
-# what nearly every recipe's own views do, and mildly: crops, and light. Nothing is mirrored, turned
-# or recoloured, which on some images changes what they show
-PROBE: dict[str, Any] = {
-    "crop_area": (0.3, 1.0),
-    "flip_prob": 0.0,
-    "brightness": 0.4,
-    "contrast": 0.4,
-    "saturation": 0.0,
-    "hue": 0.0,
-    "grayscale_prob": 0.0,
-    "blur_prob": 0.0,
-}
 _SEED = 0x5C0BE  # of no run
 
 
@@ -294,6 +282,8 @@ class ProbeViews(nn.Module):
         channels: Sequence[str] = RGB8.channels,
     ) -> None:
         super().__init__()
+        # what nearly every recipe's own views do, and mildly: crops, and light. Nothing is
+        # mirrored, turned or recoloured, which on some images changes what they show
         self.views = FusedViews(
             "simclr",
             crop_px=crop_px,
@@ -301,7 +291,14 @@ class ProbeViews(nn.Module):
             std=std,
             kernels="torch",
             channels=channels,
-            **PROBE,
+            crop_area=(0.3, 1.0),
+            flip_prob=0.0,
+            brightness=0.4,
+            contrast=0.4,
+            saturation=0.0,
+            hue=0.0,
+            grayscale_prob=0.0,
+            blur_prob=0.0,
         )
 
     def make_views(self, batch: Batch) -> Tensor:

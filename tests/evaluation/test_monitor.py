@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sslpipe.augment.eval_view import PROBE, EvalView, ProbeViews, by_view
+from sslpipe.augment.eval_view import EvalView, ProbeViews, by_view
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.distributed import Rank
@@ -128,4 +128,4 @@ def test_views_of_an_image_depend_on_its_id_alone(data):
     apart = (together[0] - together[1]).abs().amax(dim=(1, 2, 3))
     assert bool((apart > 0.05).all())  # the two views of an image are two
     off = ("flip_prob", "hue", "saturation", "grayscale_prob", "blur_prob")
-    assert all(PROBE[name] == 0 for name in off)
+    assert all(getattr(spec, name) == 0 for spec in probe.views.specs for name in off)
