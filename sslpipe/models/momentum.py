@@ -53,11 +53,6 @@ class MomentumPair(nn.Module):
             keys = self.momentum(view_b)  # (B, D)
         return torch.cat([queries, keys])
 
-    def embed(self, images: Tensor) -> Tensor:
-        """Compute features (B, F) of images (B, 3, S, S) by the trained backbone, for use."""
-        h: Tensor = self.backbone(images)  # (B, F)
-        return h
-
     @torch.no_grad()
     def follow(self, momentum: float) -> None:
         """Move the copy after an optimizer step: momentum * it + (1 - momentum) * the trained."""

@@ -59,8 +59,3 @@ class SimCLR(nn.Module):
         h = self.backbone(views)  # (2B, F)
         z: Tensor = self.projector(h)  # (2B, D)
         return z
-
-    def embed(self, images: Tensor) -> Tensor:
-        """Compute features (B, F) of images (B, 3, S, S): what is evaluated and exported."""
-        h: Tensor = self.backbone(images)  # (B, F)
-        return h

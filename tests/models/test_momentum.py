@@ -59,7 +59,7 @@ def test_the_copy_is_all_buffers_under_the_names_of_what_it_follows():
     other = pair()
     other.follow(0.5)
     other.load_state_dict(model.state_dict(), strict=True)
-    assert model.embed(views()).shape == (12, 8)
+    assert model.backbone(views()).shape == (12, 8)
 
 
 def test_the_copy_follows_by_the_papers_formula():

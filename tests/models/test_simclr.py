@@ -37,7 +37,7 @@ def test_without_batchnorm_the_layers_have_biases_and_nothing_between_but_relu()
 
 def test_z_is_the_projector_of_h_and_not_normalised():
     model, views = make(hidden_dim=32, out_dim=16, num_layers=3).eval(), torch.randn(6, 3, 28, 28)
-    h, z = model.embed(views), model(views)
+    h, z = model.backbone(views), model(views)
     assert h.shape == (6, 128)
     assert torch.equal(model.projector(h), z)
     assert not torch.allclose(z.norm(dim=1), torch.ones(6), atol=1e-2)
