@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -195,33 +195,34 @@ def _listed_again(images: Mapping[str, Images]) -> tuple[dict[str, Images], list
 
     A cut of test leaves those of a split in one; what the list itself puts into several is said.
     """
-    counts = Counter(name for own in images.values() for name in own.names)
-    again = {name for name, count in counts.items() if count > 1}
+    again = _twice(name for own in images.values() for name in own.names)
     if not again:
         return dict(images), []
-    splits: dict[str, set[str]] = defaultdict(set)
-    labels: dict[str, set[int]] = defaultdict(set)
     kept = {}
+    splits = set[tuple[str, str]]()
+    labels = set[tuple[str, int]]()
     for split, own in images.items():
-        for name, label in zip(own.names, own.labels.tolist(), strict=True):
-            if name in again:
-                splits[name].add(split)
-                labels[name].add(label)
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(own.names))}
+        numbers = {name: number for number, name in enumerate(own.names)}
         together = np.array([numbers[name] for name in own.names], np.int64)
         kept[split] = replace(own, together=together)
+        splits |= {(name, split) for name in again & numbers.keys()}
+        labels |= {
+            row for row in zip(own.names, own.labels.tolist(), strict=True) if row[0] in again
+        }
     found = {
-        "are listed several times, each time as a sample; drop the other rows": again,
-        "are listed with several classes": {name for name in again if len(labels[name]) > 1},
-        "are listed in several splits, so that a test sees what was trained on": {
-            name for name in again if len(splits[name]) > 1
-        },
+        "several times, each time as a sample; drop the other rows": again,
+        "with several classes": _twice(name for name, _ in labels),
+        "in several splits, so that a test sees what was trained on": _twice(n for n, _ in splits),
     }
     return kept, [
-        f"images that {what}: {len(names):,}, such as {shown(min(names))}"
+        f"images that are listed {what}: {len(names):,}, such as {shown(min(names))}"
         for what, names in found.items()
         if names
     ]
+
+
+def _twice(names: Iterable[str]) -> set[str]:
+    return {name for name, count in Counter(names).items() if count > 1}
 
 
 def place_of(root: Path, text: str) -> Place:
