@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 import yaml
+from setuptools import Distribution
 
 import sslpipe
 from tests.helpers import release
@@ -134,3 +135,17 @@ def test_a_release_says_what_does_not_agree_and_a_build_between_releases_is_none
     ):
         (copy / name).write_text((copy / name).read_text().replace(old, new))
     assert built("0.2.0", "0.2.0") == []
+
+
+def test_a_build_of_the_package_has_all_recipes(tmp_path):
+    command = runpy.run_path(str(ROOT / "setup.py"))["BuildWithRecipes"](Distribution())
+    command.ensure_finalized()
+    command.build_lib = str(tmp_path)
+    for is_editable in (True, False):
+        assert not [*tmp_path.iterdir()]
+        command.editable_mode = is_editable
+        command.run()
+    built = tmp_path / "sslpipe" / "recipes"
+    files = {path.relative_to(built): path.read_bytes() for path in built.rglob("*.toml")}
+    recipes = ROOT / "recipes"
+    assert files == {p.relative_to(recipes): p.read_bytes() for p in recipes.rglob("*.toml")}

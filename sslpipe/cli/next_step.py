@@ -18,7 +18,7 @@ from sslpipe.satellites import gather
 if TYPE_CHECKING:
     from sslpipe.data.index import DatasetIndex
 
-# of a clone: any images, on any machine
+# any images, on any machine
 FIRST_RECIPE = Path("recipes/my_images_diet.toml")
 ANY_WEIGHTS = "timm/NAME@WEIGHTS.pth"
 LEAST_CLASSES = 4  # that labels can teach something
@@ -129,10 +129,12 @@ def check_words(
 
 def after_a_look(data: str | Path, *overrides: str) -> None:
     """Check a training of a data set, from random and pretrained weights, if recipes are there."""
-    if FIRST_RECIPE.is_file():
-        say_next(check_words(FIRST_RECIPE, data, overrides))
-    if ADAPTING.is_file():
-        words = check_words(ADAPTING, data, overrides, init=ANY_WEIGHTS)
+    from sslpipe.recipe.reading import shipped_recipe
+
+    if (first := shipped_recipe(FIRST_RECIPE)) is not None:
+        say_next(check_words(first, data, overrides))
+    if (adapting := shipped_recipe(ADAPTING)) is not None:
+        words = check_words(adapting, data, overrides, init=ANY_WEIGHTS)
         say_next_program(["sslpipe", *words], title="Or, from pretrained weights")
     if not overrides:  # a training by labels has no such settings
         after_labels(data)

@@ -133,8 +133,8 @@ class Training:
     recipe: Annotated[
         Path,
         argument(
-            "A recipe (TOML), such as recipes/my_images_small.toml in the repository; for check "
-            "and preview also a run, for the recipe it was trained with."
+            "A recipe (TOML), such as recipes/my_images_small.toml; for check and preview also a "
+            "run, for the recipe it was trained with."
         ),
     ]
     overrides: Annotated[

@@ -16,7 +16,8 @@ from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.sections import RunRecipe, leaves
 from sslpipe.satellites import gather
 
-_RECIPES = Path("recipes")  # of a clone, where commands are typed
+# of recipes/: a clone, where commands are typed; an installed package; the clone of an editable one
+_ROOTS = (Path(), Path(__file__).parents[1], Path(__file__).parents[2])
 RECORDED = "recipe.json"  # of a run directory
 MOST_BYTES = 2**18  # of a recipe; the shipped ones have under 2**12
 Overrides = Sequence[str] | Mapping[str, Any]  # "section.key=value", or {"section.key": value}
@@ -94,18 +95,22 @@ def read_tree(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
 
 
 def _name_recipes(path: Path) -> str:
-    """Return which recipes are there, in a path's folder and in that of a clone."""
+    """Return which recipes are there, in a path's folder and among the shipped ones."""
     folder = path if path.is_dir() else path.parent
     beside = _recipes_in(folder)
-    known = {**_recipes_in(_RECIPES), **beside}
+    places = [root / "recipes" for root in _ROOTS if (root / "recipes").is_dir()]
+    shipped = {file.stem: file for place in places[::-1] for file in place.rglob("*.toml")}
+    known = {**shipped, **beside}
     near = difflib.get_close_matches(path.stem, known, n=1)
     hint = f"; did you mean {str(known[near[0]])!r}?" if near else ""
     if beside:
         return f"{hint}; recipes in {folder}: {', '.join(sorted(beside))}"
-    return hint or (
-        "; the recipes of the documentation are in the folder recipes/ of sslpipe's repository, "
-        "not in the installed package: copy one from there"
-    )
+    return hint or "".join(f"; shipped recipes are in {place}" for place in places[:1])
+
+
+def shipped_recipe(path: Path) -> Path | None:
+    """Return where a recipe "recipes/NAME.toml" is from here: in a clone, or as installed."""
+    return next((root / path for root in _ROOTS if (root / path).is_file()), None)
 
 
 def _recipes_in(folder: Path) -> dict[str, Path]:
@@ -172,12 +177,13 @@ class RecipeKind(NamedTuple):
 
     section: str  # "sampler"; no recipe of another kind has it
     model: type[RunRecipe]  # its settings
-    first: Path | None = None  # of a clone: the recipe to begin with, where images have labels
+    first: Path | None = None  # "recipes/NAME.toml": to begin with, where images have labels
 
 
 def labelled_recipes() -> list[Path]:
-    """Return the recipes for labels that the working directory has, of a clone."""
-    return [kind.first for kind in _brought().values() if kind.first and kind.first.is_file()]
+    """Return the recipes to begin with where images have labels."""
+    shipped = (shipped_recipe(kind.first) for kind in _brought().values() if kind.first)
+    return [path for path in shipped if path is not None]
 
 
 def recipe_models() -> dict[str, type[RunRecipe]]:

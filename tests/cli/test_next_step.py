@@ -1,13 +1,16 @@
 """What each command says to type next works as it stands, and leads from images to an export."""
 
+import re
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 
 from sslpipe.api import make_plan
 from sslpipe.cli import next_step
 from sslpipe.data.index import load_index
+from sslpipe.errors import UserError
 from sslpipe.recipe.reading import load_recipe
 from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import trained
@@ -79,11 +82,14 @@ def test_a_beginner_is_led_from_photographs_to_an_export(follow, tmp_path):
     follow(line)
 
 
-def test_without_a_recipe_to_name_nothing_is_made_up(follow, tmp_path):
+def test_outside_of_a_clone_the_recipes_of_the_package_are_named(follow, tmp_path):
     write_photos(tmp_path / "photos")
     line = follow("sslpipe shards build data --root photos")
     assert line == "sslpipe shards show data --out samples.png"
-    assert follow(line) is None
+    recipe = shlex.split(follow(line))[2]
+    assert Path(recipe).samefile(ROOT / next_step.FIRST_RECIPE)
+    with pytest.raises(UserError, match=re.escape(repr(recipe))):  # of a page, as it stands there
+        load_recipe(next_step.FIRST_RECIPE)
 
 
 def test_a_data_set_may_be_named_by_its_file(follow, tmp_path):

@@ -107,6 +107,9 @@ def main(program: str) -> None:
     assert "<style>" in page
     assert "python -m" not in page
 
+    recipes = Path(sslpipe.__file__).parent / "recipes"  # which the next command is named with
+    run(program, f"check {recipes / 'my_images_diet.toml'} data.holdout=0 --data data/dataset.json")
+
     run(program, "export run --out backbone")
     images = np.random.default_rng(1).integers(0, 255, (2, 3, 24, 24)).astype(np.uint8)
     features = sslpipe.load_backbone("backbone").encode(__import__("torch").from_numpy(images))
