@@ -66,8 +66,7 @@ def knn_results(
         Top-1 accuracies.
 
     Raises:
-        DataError: Labels are missing, features are not finite, k is larger than the bank, or it has
-            no query's class.
+        DataError: Labels are missing, or of no class of the bank; features not finite; k too large.
     """
     check_known("vote", vote, get_args(Votes))
     check_pair(bank, queries)

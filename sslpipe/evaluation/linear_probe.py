@@ -50,8 +50,7 @@ def linear_probe(
         confusion matrix (rows: true class; null beyond 200 classes).
 
     Raises:
-        DataError: There are more than MOST_PARAMETERS parameters, a class has a single row, or
-            train has no class of test.
+        DataError: More than MOST_PARAMETERS parameters, a class of one row, or none of test's.
     """
     check_pair(train, test)
     check_classes(train, test)

@@ -97,10 +97,8 @@ def frame_reader(frame: Frame) -> SourceReader:
         try:
             table = pa.table(frame)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:  # objects, such as Paths
-            raise DataError(
-                f"the DataFrame: {error.args[0]}; make a text of each, as in "
-                "frame[column].astype(str)"
-            ) from error
+            remedy = "make a text of each, as in frame[column].astype(str)"
+            raise DataError(f"the DataFrame: {error.args[0]}; {remedy}") from error
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "DataFrame.csv"
             csv.write_csv(_writable(table, options), file)

@@ -6,7 +6,7 @@
 
 import os
 import re
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -513,14 +513,9 @@ def _doubts(
             f"folders that are hardly classes became some, such as {shown(hardly[0])}; give the "
             "folder that holds the classes as --root"
         )
-    within: dict[str, set[str]] = {name: set() for name in classes}  # folders in each class
-    for place in places:
-        parts = place.relative_to(root).parts
-        for above, name in pairwise(parts):
-            if above in within:
-                within[above] |= {name} if split_of(name) is None else set()
-                break
-    alike = set.intersection(*within.values()) if len(within) > 1 else set[str]()
+    pairs = {pair for place in places for pair in pairwise(place.relative_to(root).parts)}
+    owners = Counter(name for above, name in pairs if above in classes and not split_of(name))
+    alike = [name for name, count in owners.items() if count == len(classes) > 1]
     is_series = len({re.sub(r"\d+", "", name) for name in classes}) == 1  # fold1, fold2
     if len(alike) > 1 and (is_series or len(alike) >= len(classes)):
         doubts.append(

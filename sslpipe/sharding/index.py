@@ -6,6 +6,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -185,8 +186,10 @@ def index_folder(
     if value_range and not channels:
         raise DataError("--range is of images that --channels names; give both, or neither")
     manifest = open_manifest(out)
-    left_out = Tally()
-    groups = {name: _filled(paths, left_out) for name, paths in tars.groups.items()}
+    groups = {
+        name: [path for path in paths if _has_member(path)] or paths
+        for name, paths in tars.groups.items()
+    }
     image = tars.fields.get("image", manifest.image)
     is_array = bool(channels) or not is_rgb8(image)
     suffixes = ARRAY_SUFFIXES if is_array else IMAGE_SUFFIXES
@@ -200,6 +203,9 @@ def index_folder(
         return indexed
 
     splits: dict[str, tuple[ShardFile, ...]] = {}
+    left_out = Tally()
+    for path in sorted({*chain(*tars.groups.values())} - {*chain(*groups.values())}):
+        left_out.add(Group(what="tars without a member", count=1, example=path.name))
     unusual = Tally()
     has_labels = False
     has_json = False
@@ -258,17 +264,9 @@ def index_folder(
     return Indexed(manifest, report)
 
 
-def _filled(paths: Sequence[Path], left_out: Tally) -> Sequence[Path]:
-    """Return the tars that have a member, as one of failed downloads does not; all, if none has."""
-    empty = [
-        path
-        for path in paths
-        if 0 < path.stat().st_size <= tarfile.RECORDSIZE and not any(read_file(path))
-    ]
-    if not empty or len(empty) == len(paths):
-        return paths
-    left_out.add(Group(what="tars without a member", count=len(empty), example=empty[0].name))
-    return [path for path in paths if path not in empty]
+def _has_member(path: Path) -> bool:
+    """Return whether there is more than the end mark, as in tars whose downloads failed."""
+    return not 0 < path.stat().st_size <= tarfile.RECORDSIZE or any(read_file(path))
 
 
 def _within(group: Group, path: Path) -> Group:

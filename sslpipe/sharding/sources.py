@@ -9,7 +9,7 @@ import re
 import stat
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
@@ -190,30 +190,25 @@ def from_rows(
     return {**kept, first: own}
 
 
-def _listed_again(images: Mapping[str, Images]) -> tuple[dict[str, Images], list[str]]:
+def _listed_again(images: Mapping[str, Images]) -> tuple[Mapping[str, Images], list[str]]:
     """Keep the samples of a file that a list names several times together, and name such files.
 
     A cut of test leaves those of a split in one; what the list itself puts into several is said.
     """
     again = _twice(name for own in images.values() for name in own.names)
     if not again:
-        return dict(images), []
-    kept = {}
-    splits = set[tuple[str, str]]()
-    labels = set[tuple[str, int]]()
-    for split, own in images.items():
-        numbers = {name: number for number, name in enumerate(own.names)}
-        together = np.array([numbers[name] for name in own.names], np.int64)
-        kept[split] = replace(own, together=together)
-        splits |= {(name, split) for name in again & numbers.keys()}
-        labels |= {
-            row for row in zip(own.names, own.labels.tolist(), strict=True) if row[0] in again
-        }
+        return images, []
+    labels = {
+        row for own in images.values() for row in zip(own.names, own.labels.tolist(), strict=True)
+    }
     found = {
         "several times, each time as a sample; drop the other rows": again,
         "with several classes": _twice(name for name, _ in labels),
-        "in several splits, so that a test sees what was trained on": _twice(n for n, _ in splits),
+        "in several splits, so that a test sees what was trained on": _twice(
+            name for own in images.values() for name in {*own.names}
+        ),
     }
+    kept = {split: replace(own, together=numbered(own.names)) for split, own in images.items()}
     return kept, [
         f"images that are listed {what}: {len(names):,}, such as {shown(min(names))}"
         for what, names in found.items()
@@ -223,6 +218,12 @@ def _listed_again(images: Mapping[str, Images]) -> tuple[dict[str, Images], list
 
 def _twice(names: Iterable[str]) -> set[str]:
     return {name for name, count in Counter(names).items() if count > 1}
+
+
+def numbered(things: Sequence[Hashable]) -> NDArray[np.int64]:
+    """Number things, equal ones alike. (n,) -> (n,)."""
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(things))}
+    return np.array([numbers[each] for each in things], np.int64)
 
 
 def place_of(root: Path, text: str) -> Place:

@@ -24,6 +24,7 @@ from sslpipe.sharding.sources import (
     chosen_splits,
     merged_classes,
     number_labels,
+    numbered,
     open_file,
     readable,
     root_folder,
@@ -193,10 +194,7 @@ def _together(tars: Sequence[_Tar]) -> NDArray[np.int64] | None:
             folder, slash, name = sample.name.rpartition("/")
             key = f"{folder}{slash}{name.partition('.')[0]}"
             shared.append((tar.path, key if has_more else sample.image))
-    numbers = {each: number for number, each in enumerate(dict.fromkeys(shared))}
-    if len(numbers) == len(shared):
-        return None
-    return np.array([numbers[each] for each in shared], np.int64)
+    return None if len({*shared}) == len(shared) else numbered(shared)
 
 
 def _within(tar: _Tar, groups: Sequence[Group]) -> list[Group]:
