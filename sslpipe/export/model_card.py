@@ -12,6 +12,7 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import sslpipe
+from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.image_type import RGB8, ImageType, hex_colour
 from sslpipe.evaluation.suite_file import own_name, with_own_name
 from sslpipe.models.backbones import JOIN
@@ -83,6 +84,7 @@ def model_card(
         kind=kind,
         heads=[name for name in ("timm", "transformers", "hf") if name in usage],
         length=length,
+        canvas_px=EvalView.from_config(config["view"]).canvas_px,
         background=None if image.background is None else hex_colour(image.background),
         elsewhere=_trained_elsewhere(facts),
         tuned=is_finetune(recipe),

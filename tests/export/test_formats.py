@@ -396,6 +396,8 @@ def test_weights_of_another_program_are_exported_on_with_all_that_is_known_of_th
         assert "self-supervised contrastive learning" not in card
         assert f"sha256 `{sha256_of(file)[:16]}`" in card
         assert "bicubic, antialiased" in card
+        (row,) = re.findall(r"larger images .* (\d+) px first", card)
+        assert int(row) == sslpipe.load_backbone(out).view.canvas_px  # to which `encode` decodes
     original = sslpipe.load_backbone(source)
     init = original.config.facts["init"]
     assert (init["source"], init["sha256"]) == (source, sha256_of(file))
