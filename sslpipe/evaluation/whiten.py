@@ -101,7 +101,8 @@ def fit_powers(
         floor = floor_for(variances, len(train.ids if some is None else some))
         if floor > FLOOR:
             few = f"{len(train.ids):,} rows are few for {len(mean):,} features"
-            say(f"{few}: flattened with more care (floor {floor:.2g})")
+            added = f"{floor:.2g} of the mean variance is added to each direction"
+            say(f"{few}, so they are flattened less: {added}")
     spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
     carries = spread > 1e-10 * spread.max()  # an axis without variance and floor carries nothing
     kept = slice(len(mean) - (dims or len(mean)), None)  # variances ascend

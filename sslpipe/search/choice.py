@@ -23,7 +23,15 @@ from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.data.storage import is_remote
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError, as_path, check_count, check_list, for_caller, shown
+from sslpipe.errors import (
+    UserError,
+    as_path,
+    check_count,
+    check_list,
+    counted,
+    for_caller,
+    shown,
+)
 from sslpipe.evaluation.arrays import Array, embeddings_from_arrays
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.flatten import why_unlabelled
@@ -170,7 +178,10 @@ def choose(
     ranked = ranking.ranking_from(out / CHOICE, identity)
     if not ranked:
         return_freed_memory()
-        say(f"rank {len(identity['sets'])} rows of {len(networks.candidates)} candidates")
+        alone = len(networks.candidates)
+        joins = len(identity["sets"]) - alone
+        also = f" and {counted(joins, 'join')}" if joins else ""
+        say(f"rank {counted(alone, 'candidate')}{also}")
         ranked = _rank(networks, images, identity["sets"])
     ranked = ranking.for_these_images(ranked, networks.features)
     few = ranking.few_labelled(images.labels[images.ids])
