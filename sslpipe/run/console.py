@@ -46,7 +46,8 @@ class LastingStream:
 
     def write(self, text: str) -> int:
         """Write, or lose the text."""
-        encoding = self.stream.encoding or "utf-8"  # a terminal may know fewer letters
+        # a terminal may know fewer letters; what a program put in place of one may name none
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
         with self._kept():
             self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)

@@ -110,6 +110,23 @@ def test_letters_that_a_terminal_does_not_know_are_escaped(monkeypatch, encoding
     assert raw.getvalue().decode(encoding) == f"{shown}\n"
 
 
+def test_an_object_in_place_of_a_stream_needs_to_write_and_flush_alone(monkeypatch):
+    class Tee:  # as programs keep a copy of their output
+        def __init__(self):
+            self.kept = ""
+
+        def write(self, text):
+            self.kept += text
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr(sys, "stdout", tee := Tee())
+    with lasting_streams():
+        print("café – д")
+    assert tee.kept == "café – д\n"
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no terminals")
 def test_a_closed_terminal_saves_and_leaves_preempted(given):
     """In a terminal of its own; from the hang-up on, writing to it fails."""
