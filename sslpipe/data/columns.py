@@ -33,7 +33,8 @@ _END_SECOND = 253_402_300_800
 INTEGER = r"^[+-]?[0-9]+$"
 NUMBER = r"^(?i:[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan)$"
 _EXIF_DATE = r"^(\d{4}):(\d\d):(\d\d)\b"
-_BASIC_DATE = r"^(19\d\d|20\d\d)(0[1-9]|1[0-2])([0-2]\d|3[01])$"  # not seconds, of August 1970
+# not seconds, of August 1970; .0 where a cell of the column is missing, as pandas writes it
+_BASIC_DATE = r"^(19\d\d|20\d\d)(0[1-9]|1[0-2])([0-2]\d|3[01])(\.0)?$"
 _FINER_THAN_MICROSECONDS = r"(\.\d{6})\d+"
 # encodings whose pages are no larger in memory than in the file
 _ENCODINGS = {"PLAIN", "RLE"}
@@ -384,7 +385,7 @@ def _times(cells: "pa.ChunkedArray") -> "pa.ChunkedArray":
     import pyarrow as pa
     from pyarrow import compute, types
 
-    if types.is_integer(cells.type):
+    if types.is_integer(cells.type) or types.is_floating(cells.type):
         cells = cells.cast("string")
     if types.is_string(cells.type):
         cells = compute.replace_substring_regex(cells, _BASIC_DATE, r"\1-\2-\3")

@@ -382,6 +382,14 @@ def test_typed_cells_keep_their_types(cells, kind, values):
         (["20240501", "2024-05-01", None], "time", [NOON - 43200 * MICRO] * 2 + [None]),
         ([20240501, "20240501"], "time", [NOON - 43200 * MICRO] * 2),
         (pa.chunked_array([[20240501, None]]), "time", [NOON - 43200 * MICRO, None]),
+        # as pandas has and writes them where one is missing
+        (
+            ["20240501.0", "", "20240501"],
+            "time",
+            [NOON - 43200 * MICRO, None, NOON - 43200 * MICRO],
+        ),
+        (pa.chunked_array([[20240501.0, None]]), "time", [NOON - 43200 * MICRO, None]),
+        (pa.chunked_array([[1_714_564_800.0, 2.5e11, -1e-6]]), "time", [NOON, 2.5e17, -1]),
         (pa.chunked_array([[1_714_564_800, -1]]), "time", [NOON, -MICRO]),
     ],
 )
