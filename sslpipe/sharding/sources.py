@@ -198,14 +198,19 @@ def _listed_again(images: Mapping[str, Images]) -> tuple[Mapping[str, Images], l
     again = _twice(name for own in images.values() for name in own.names)
     if not again:
         return images, []
-    labels = {
-        row for own in images.values() for row in zip(own.names, own.labels.tolist(), strict=True)
+    rows = {
+        (split, name, label)
+        for split, own in images.items()
+        for name, label in zip(own.names, own.labels.tolist(), strict=True)
+        if name in again
     }
     found = {
         "several times, each time as a sample; drop the other rows": again,
-        "with several classes": _twice(name for name, _ in labels),
+        "with several classes": _twice(
+            name for name, label in {row[1:] for row in rows} if label >= 0
+        ),
         "in several splits, so that a test sees what was trained on": _twice(
-            name for own in images.values() for name in {*own.names}
+            name for _, name in {row[:2] for row in rows}
         ),
     }
     kept = {split: replace(own, together=numbered(own.names)) for split, own in images.items()}

@@ -175,6 +175,10 @@ def test_an_image_of_several_splits_or_classes_is_said(table):
         ("images that are listed with several classes: 1", "'2.png'"),
         ("images that are listed in several splits", "'0.png'"),
     ]
+    table.write_text("path,label\n0.png,a\n1.png,b\n0.png,\n")  # no other class
+    assert [line.split(",")[0] for line in read_csv(table)["train"].doubts] == [
+        "images that are listed several times"
+    ]
     table.write_text("path,label,split\n" + "".join(rows[1:4]))
     assert not read_csv(table, split_column="split")["train"].doubts
 
