@@ -349,7 +349,8 @@ def _unreadable(bad: Sequence[str]) -> str:
     more = f"; and {len(bad) - NAMED_BAD:,} more" if len(bad) > NAMED_BAD else ""
     some = "; ".join(bad[:NAMED_BAD])
     return (
-        f"{len(bad):,} images cannot be read: {some}{more}; mend or remove them, or give --skip-bad"
+        f"{len(bad):,} images cannot be read so far: {some}{more}; mend or remove them, or give "
+        "--skip-bad"
     )
 
 

@@ -141,7 +141,7 @@ def test_the_check_of_a_small_data_set_has_the_settings_that_fit_it(
     monkeypatch.chdir(ROOT)
     next_step.after_a_look(data)
     lines = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert len(lines) == 2 + (classes >= 4)
+    assert len(lines) == 2 + (classes >= 4)  # a fine-tuning, where there are enough labels
     for line in lines:
         words = shlex.split(line.replace(next_step.ANY_WEIGHTS, "START"))
         recipe = load_recipe(words[2], [word for word in words[3:] if "=" in word])
