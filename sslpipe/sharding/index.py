@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from os.path import isfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -266,6 +267,8 @@ def index_folder(
 
 def _has_member(path: Path) -> bool:
     """Return whether there is more than the end mark, as in tars whose downloads failed."""
+    if not isfile(path):  # which reading it says
+        return True
     return not 0 < path.stat().st_size <= tarfile.RECORDSIZE or any(read_file(path))
 
 

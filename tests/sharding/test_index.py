@@ -117,6 +117,12 @@ def test_a_tar_without_a_member_is_counted_unless_all_are(tmp_path, capsys):
     assert "test-000000.tar has no member" in capsys.readouterr().err
 
 
+def test_a_link_that_leads_nowhere_is_one_error(tmp_path, capsys):
+    write_tar(tmp_path / "train-000000.tar", ("a.png", grey_png(0)))
+    (tmp_path / "train-000001.tar").symlink_to("nowhere.tar")
+    assert "train-000001.tar" in error_of(capsys, "index", tmp_path)
+
+
 def test_a_large_member_costs_its_sample_or_nothing(tmp_path, monkeypatch, capsys):
     members = [("0.jpg", jpeg(0)), ("0.mp4", bytes(9000)), ("1.jpg", bytes(5000))]
     write_tar(tmp_path / "t.tar", *members, ("2.jpg", jpeg(2)), ("2.txt", b""))
