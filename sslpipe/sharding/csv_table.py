@@ -20,6 +20,7 @@ from sslpipe.sharding.sources import (
     Row,
     SourceOptions,
     SourceReader,
+    connected,
     from_rows,
     is_image,
     place_of,
@@ -78,7 +79,9 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     images = from_rows(options, root, rows, cells, where=where)
     if has_several:
         for split, own in images.items():
-            images[split] = replace(own, together=own.cells[PLACE].to_numpy())
+            row = own.cells[PLACE].to_numpy()
+            together = row if own.together is None else connected(row, own.together)
+            images[split] = replace(own, together=together)
     first, own = next(iter(images.items()))
     return {**images, first: replace(own, left_out=[*own.left_out, *left_out])}
 
@@ -206,12 +209,17 @@ def _read_csv(options: SourceOptions, path: Path) -> _Table:
 
 
 def _delimiter(raw: bytes, image_column: str) -> str:
-    """Return the sign between columns: the one by which the header names the images' column.
+    """Return the sign between columns: the one by which the header names those of the images.
 
     Where none does, the one that gives most columns.
     """
     headers = {sign: _header(raw, sign) for sign in DELIMITERS}
-    naming = [sign for sign in DELIMITERS if image_column in headers[sign]]
+    several = {name.strip() for name in image_column.split(",")}
+    naming = [
+        sign
+        for sign, names in headers.items()
+        if image_column in names or several.issubset(names)  # front,back may be all columns
+    ]
     return naming[0] if naming else max(DELIMITERS, key=lambda sign: len(headers[sign]))
 
 

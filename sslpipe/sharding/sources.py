@@ -231,6 +231,18 @@ def numbered(things: Sequence[Hashable]) -> NDArray[np.int64]:
     return np.array([numbers[each] for each in things], np.int64)
 
 
+def connected(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number what hangs together where things are alike by either number. (n,), (n,) -> (n,)."""
+    from scipy.sparse import coo_array  # here: the import takes 0.15 s
+    from scipy.sparse.csgraph import connected_components
+
+    size = 1 + int(max(one.max(), other.max()))
+    edges = (np.ones(len(one), bool), (one, size + other))
+    graph = coo_array(edges, shape=(2 * size, 2 * size))
+    groups: NDArray[np.int64] = connected_components(graph, directed=False)[1][one]
+    return groups
+
+
 def place_of(root: Path, text: str) -> Place:
     """Return the file or URL that a list names. Raises: DataError for a scheme that is not read."""
     path = local_path(text)

@@ -120,7 +120,7 @@ def cut_test(
 
     Where rounding leaves a split empty, as of four images per class, remainders are carried over to
     the next class. With `by`, a column, its groups stay whole, and the share is met as they allow;
-    without it the images of a row.
+    without it the images of a row, and the rows of a file.
 
     Raises: DataError where there are other splits, or one would be empty.
     """
@@ -151,6 +151,10 @@ def cut_test(
         remedy = f"give a fraction from {1 / count:.2g} to {1 - 1 / count:.2g}"
         if by:
             remedy = f"groups of {by} stay whole: give another fraction, or another column"
+        elif images.together is not None:
+            remedy = (
+                "rows of a file stay in one split: list it once, or give splits by --split-column"
+            )
         elif count < 2:
             remedy = "add images"
         raise DataError(

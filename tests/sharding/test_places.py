@@ -266,6 +266,24 @@ def test_each_image_of_a_row_is_a_sample_and_the_row_a_column(tmp_path, kind):
     assert split.labels.tolist() == [level // 2 for level in found]
 
 
+@pytest.mark.promise(17)
+def test_rows_that_share_a_file_are_cut_as_one(tmp_path, capsys):
+    """Pairs: 0 with 1 and 1 with 2, 3 with 4 and 4 with 5, and so on; then a chain of all."""
+    for level in range(18):
+        grey(tmp_path / f"{level}.png", level)
+    words = ["--source", "csv", "--csv", tmp_path / "in.csv", "--image-column", "one,other"]
+    words += ["--no-labels", "--test-fraction", "0.4"]
+    pairs = [f"{k}.png,{k + 1}.png" for k in range(18) if k % 3 < 2]
+    (tmp_path / "in.csv").write_text("\n".join(["one,other", *pairs]))
+    assert run("build", tmp_path / "out", *words) == 0
+    sides = [{level // 3 for level in levels(tmp_path / "out", s)} for s in ("train", "test")]
+    assert sides[0] | sides[1] == set(range(6))
+    assert not sides[0] & sides[1]
+    chain = [f"{k}.png,{k + 1}.png" for k in range(17)]
+    (tmp_path / "in.csv").write_text("\n".join(["one,other", *chain]))
+    assert "--split-column" in error_of(capsys, "build", tmp_path / "chain", *words)
+
+
 def test_a_column_of_images_that_is_not_there_is_named(tmp_path, capsys):
     grey(tmp_path / "1.png", 1)
     (tmp_path / "in.csv").write_text("front,back\n1.png,1.png\n")
