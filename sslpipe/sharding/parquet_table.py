@@ -22,6 +22,7 @@ from sslpipe.sharding.sources import (
     SourceOptions,
     check_missing,
     chosen_splits,
+    listed_again,
     merged_classes,
     number_labels,
     place_of,
@@ -106,11 +107,19 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
         if split in with_several:
             own = replace(own, together=own.cells[PLACE].to_numpy())
         images[split] = own
+    of_files = {
+        split: own
+        for split, own in images.items()
+        if own.are_places and not types.is_struct(tables[split].column(column).type)
+    }
+    kept, again = listed_again(of_files)
+    images |= kept
     there = [*dict.fromkeys(name for paths in chosen.values() for name in _columns(paths[0]))]
     read = {*image_columns(column, there), options.label_column, *options.fields}
     left_out = unread_columns(there, read)
     first, own = next(iter(images.items()))
-    return {**images, first: replace(own, left_out=[*own.left_out, *left_out])}
+    own = replace(own, left_out=[*own.left_out, *left_out], doubts=[*own.doubts, *again])
+    return {**images, first: own}
 
 
 class _File(NamedTuple):
@@ -364,8 +373,9 @@ def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
 
 
 def _paths_of(cells: Any, rows: Sequence[int]) -> list[str]:
-    """Return the path beside each image, or of its file; [] where not all have one of their own."""
+    """Return the path of each image's file, or beside it; [] where that is not one of its own."""
     paths = cells
+    are_files = not types.is_struct(cells.type)  # of which a list may name one again
     if types.is_struct(cells.type):
         names = [field.name for field in cells.type]
         if "path" not in names:
@@ -374,7 +384,9 @@ def _paths_of(cells: Any, rows: Sequence[int]) -> list[str]:
     if not types.is_string(paths.type) and not types.is_large_string(paths.type):
         return []
     texts = [str(paths[row].as_py() or "") for row in rows]
-    return [readable(text) for text in texts] if all(texts) and len({*texts}) == len(texts) else []
+    if not all(texts) or not (are_files or len({*texts}) == len(texts)):
+        return []
+    return [readable(text) for text in texts]
 
 
 def _class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:

@@ -184,13 +184,13 @@ def from_rows(
             paths=files if len(files) == len(places) else (),
             are_places=True,
         )
-    kept, again = _listed_again(images)
+    kept, again = listed_again(images)
     first = next(iter(kept))
     own = replace(kept[first], left_out=group_kinds(left_out), doubts=[*doubts, *again])
     return {**kept, first: own}
 
 
-def _listed_again(images: Mapping[str, Images]) -> tuple[Mapping[str, Images], list[str]]:
+def listed_again(images: Mapping[str, Images]) -> tuple[Mapping[str, Images], list[str]]:
     """Keep the samples of a file that a list names several times together, and name such files.
 
     A cut of test leaves those of a split in one; what the list itself puts into several is said.
@@ -213,7 +213,11 @@ def _listed_again(images: Mapping[str, Images]) -> tuple[Mapping[str, Images], l
             name for _, name in {row[:2] for row in rows}
         ),
     }
-    kept = {split: replace(own, together=numbered(own.names)) for split, own in images.items()}
+    kept = {}
+    for split, own in images.items():
+        files = numbered(own.names)
+        together = files if own.together is None else connected(files, own.together)
+        kept[split] = replace(own, together=together)
     return kept, [
         f"images that are listed {what}: {len(names):,}, such as {shown(min(names))}"
         for what, names in found.items()

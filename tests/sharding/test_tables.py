@@ -141,7 +141,7 @@ def test_columns_that_no_option_names_are_one_line(tmp_path, source, asked, coun
 
 
 @pytest.mark.promise(17)
-@pytest.mark.parametrize("source", ["csv", "list", "a table in memory"])
+@pytest.mark.parametrize("source", ["csv", "list", "parquet", "a table in memory"])
 def test_a_file_that_is_listed_again_is_said_and_cut_as_one(table, tmp_path, source):
     rows = [(f"{'./' * (k > 5)}{k % 6}.png", "ab"[k % 2]) for k in range(12)]  # each twice
     if source == "list":
@@ -154,6 +154,10 @@ def test_a_file_that_is_listed_again_is_said_and_cut_as_one(table, tmp_path, sou
         if source == "csv":
             pa_csv.write_csv(frame, table)
             where = {"source": "csv", "csv": table}
+        elif source == "parquet":
+            rows = [path.removeprefix("./") for path in paths]
+            parquet.write_table(frame.set_column(0, "image", [rows]), tmp_path / "train.parquet")
+            where = {"source": "parquet", "root": tmp_path / "train.parquet"}
     built = build_dataset(tmp_path / "out", **where, test_fraction=0.3)
     index = load_index(tmp_path / "out")
     train, test = (index.split(name).column("path").cells.to_pylist() for name in ("train", "test"))
