@@ -54,6 +54,7 @@ _UNREAD = {
 _IMAGES = ("a GIF", "a TIFF", "an AVIF", "a HEIC", "a JPEG XL")  # of `other_kind`
 MOST_OPENED = 100  # files of a kind
 # names of folders beside each other that are parts of a data set, not classes
+_PARTS = {"fold", "part", "batch", "set", "subset", "chunk"}  # of one data set, with a number
 _HARDLY_CLASSES = GENERIC | {
     *("mask", "masks", "label", "labels", "annotation", "annotations", "ground_truth", "gt"),
     *("thumbs", "thumbnails", "segmentations", "json", "xml"),
@@ -516,8 +517,9 @@ def _doubts(
     pairs = {pair for place in places for pair in pairwise(place.relative_to(root).parts)}
     owners = Counter(name for above, name in pairs if above in classes and not split_of(name))
     alike = [name for name, count in owners.items() if count == len(classes) > 1]
-    is_series = len({re.sub(r"\d+", "", name) for name in classes}) == 1  # fold1, fold2
-    if len(alike) > 1 and (is_series or len(alike) >= len(classes)):
+    # fold1, fold_2; person1 and person2 may well have front and side
+    are_parts = {re.sub(r"[\W\d_]+", "", name.lower()) for name in classes} <= _PARTS
+    if len(alike) > 1 and (are_parts or len(alike) >= len(classes)):
         doubts.append(
             f"all {len(classes)} classes, such as {shown(min(classes))}, have folders of the same "
             f"{len(alike)} names, such as {shown(min(alike))}; where these are the classes, give "

@@ -140,6 +140,9 @@ def test_the_one_class_of_a_folder_too_many_is_doubted(tmp_path):
     [
         (["color", "grayscale", "segmented"], ["apple", "corn", "grape"], True),  # PlantVillage
         (["fold1", "fold2", "fold3"], ["cat", "dog"], True),
+        (["Fold_1", "Fold_2", "Fold_3"], ["cat", "dog"], True),
+        (["person1", "person2", "person3"], ["front", "side"], False),  # of each class
+        (["001", "002", "003"], ["left", "right"], False),
         (["ant", "bee", "cat", "dog"], ["front", "back"], False),  # of each class
         (["ant", "bee"], ["train", "test"], False),  # splits
     ],
