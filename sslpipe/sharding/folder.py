@@ -53,8 +53,8 @@ _UNREAD = {
 }
 _IMAGES = ("a GIF", "a TIFF", "an AVIF", "a HEIC", "a JPEG XL")  # of `other_kind`
 MOST_OPENED = 100  # files of a kind
+_PARTS = {"fold", "part", "batch", "set", "subset", "chunk"}  # of a data set, with a number
 # names of folders beside each other that are parts of a data set, not classes
-_PARTS = {"fold", "part", "batch", "set", "subset", "chunk"}  # of one data set, with a number
 _HARDLY_CLASSES = GENERIC | {
     *("mask", "masks", "label", "labels", "annotation", "annotations", "ground_truth", "gt"),
     *("thumbs", "thumbnails", "segmentations", "json", "xml"),
@@ -514,7 +514,8 @@ def _doubts(
             f"folders that are hardly classes became some, such as {shown(hardly[0])}; give the "
             "folder that holds the classes as --root"
         )
-    pairs = {pair for place in places for pair in pairwise(place.relative_to(root).parts)}
+    below = [place.relative_to(root).parts for place in places]
+    pairs = {pair for parts in below for pair in pairwise(parts)}
     owners = Counter(name for above, name in pairs if above in classes and not split_of(name))
     alike = [name for name, count in owners.items() if count == len(classes) > 1]
     # fold1, fold_2; person1 and person2 may well have front and side
@@ -527,8 +528,8 @@ def _doubts(
         )
     inside = [
         place
-        for place in places
-        if any(split_of(name) for name in place.relative_to(root).parts[splits.level + 1 :])
+        for place, parts in zip(places, below, strict=True)
+        if any(split_of(name) for name in parts[splits.level + 1 :])
     ]
     if inside:
         doubts.append(
