@@ -110,7 +110,7 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     of_files = {
         split: own
         for split, own in images.items()
-        if own.are_places and not types.is_struct(tables[split].column(column).type)
+        if own.are_places and _are_files(tables[split].column(column))
     }
     kept, again = listed_again(of_files)
     images |= kept
@@ -375,7 +375,6 @@ def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
 def _paths_of(cells: Any, rows: Sequence[int]) -> list[str]:
     """Return the path of each image's file, or beside it; [] where that is not one of its own."""
     paths = cells
-    are_files = not types.is_struct(cells.type)  # of which a list may name one again
     if types.is_struct(cells.type):
         names = [field.name for field in cells.type]
         if "path" not in names:
@@ -384,9 +383,17 @@ def _paths_of(cells: Any, rows: Sequence[int]) -> list[str]:
     if not types.is_string(paths.type) and not types.is_large_string(paths.type):
         return []
     texts = [str(paths[row].as_py() or "") for row in rows]
-    if not all(texts) or not (are_files or len({*texts}) == len(texts)):
+    if not all(texts) or (len({*texts}) < len(texts) and not _are_files(cells)):
         return []
     return [readable(text) for text in texts]
+
+
+def _are_files(cells: Any) -> bool:
+    """Return whether paths are all that there is of the images; a list may name one again."""
+    if not types.is_struct(cells.type) or "bytes" not in [field.name for field in cells.type]:
+        return True
+    is_file: bool = compute.struct_field(cells, "bytes").null_count == len(cells)
+    return is_file
 
 
 def _class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:

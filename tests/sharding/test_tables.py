@@ -141,7 +141,7 @@ def test_columns_that_no_option_names_are_one_line(tmp_path, source, asked, coun
 
 
 @pytest.mark.promise(17)
-@pytest.mark.parametrize("source", ["csv", "list", "parquet", "a table in memory"])
+@pytest.mark.parametrize("source", ["csv", "list", "parquet", "datasets", "a table in memory"])
 def test_a_file_that_is_listed_again_is_said_and_cut_as_one(table, tmp_path, source):
     rows = [(f"{'./' * (k > 5)}{k % 6}.png", "ab"[k % 2]) for k in range(12)]  # each twice
     if source == "list":
@@ -154,8 +154,10 @@ def test_a_file_that_is_listed_again_is_said_and_cut_as_one(table, tmp_path, sou
         if source == "csv":
             pa_csv.write_csv(frame, table)
             where = {"source": "csv", "csv": table}
-        elif source == "parquet":
+        elif source in ("parquet", "datasets"):
             rows = [path.removeprefix("./") for path in paths]
+            if source == "datasets":  # its Image feature, of files
+                rows = [{"bytes": None, "path": path} for path in rows]
             parquet.write_table(frame.set_column(0, "image", [rows]), tmp_path / "train.parquet")
             where = {"source": "parquet", "root": tmp_path / "train.parquet"}
     built = build_dataset(tmp_path / "out", **where, test_fraction=0.3)
@@ -166,6 +168,16 @@ def test_a_file_that_is_listed_again_is_said_and_cut_as_one(table, tmp_path, sou
     (said,) = (doubt for doubt in built.report.doubts if "listed" in doubt)
     assert "several times" in said
     assert ": 6, such as '0.png'" in said
+
+
+def test_names_beside_images_in_a_table_may_be_those_of_others(tmp_path):
+    """Each split of `datasets` has its own 0.png, and they are no file."""
+    for split, start in (("train", 0), ("test", 2)):
+        cells = [{"bytes": grey_png(start + k), "path": f"{k}.png"} for k in (0, 1)]
+        parquet.write_table(
+            pa.table({"image": cells, "label": [0, 1]}), tmp_path / f"{split}.parquet"
+        )
+    assert not any(own.doubts for own in SOURCES["parquet"](SourceOptions(root=tmp_path)).values())
 
 
 @pytest.mark.promise(17)
