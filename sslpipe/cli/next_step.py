@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FIRST_RECIPE = Path("recipes/my_images_diet.toml")
 ANY_WEIGHTS = "timm/NAME@WEIGHTS.pth"
 LEAST_CLASSES = 4  # that labels can teach something
-MOST_FITTED = 10**5  # samples: a larger data set is not planned on for a hint
+MOST_FITTED = 10**4  # samples: a larger data set is not planned on for a hint, which takes seconds
 ADAPTING = Path("recipes/adapt_mobile.toml")  # the same, from pretrained weights
 
 _TRAIN = "sslpipe train RECIPE --data DIR/dataset.json --run-dir RUN"
