@@ -1,7 +1,7 @@
 """The published views by name, and how a recipe's own values change them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sslpipe.augment.ops import current_spec, register_installed
@@ -74,6 +74,7 @@ def view_specs(
     crop_px: int,
     overrides: Mapping[str, Any] | None = None,
     channels: Sequence[str] = RGB8.channels,
+    beside: Iterable[str] = (),
 ) -> tuple[ViewSpec, ViewSpec]:
     """Return the settings of a preset's two views, with the recipe's own values put in.
 
@@ -84,6 +85,7 @@ def view_specs(
             `setting_docs`). One value serves both views; a list of two gives each view its own
             (blur_prob = [1.0, 0.1]; crop_area = [[0.3, 1], [0.1, 0.3]]).
         channels: of the images. What makes no sense for them is 0, whatever the preset says.
+        beside: names of further settings of the views, for the message about an unknown one.
 
     Raises:
         RecipeError: an unknown preset or field, or one that makes no sense for these channels.
@@ -98,7 +100,7 @@ def view_specs(
     register_installed(overrides)
     spec = current_spec(rgb=tuple(channels) == RGB8.channels)
     fields = {field.name: field for field in dataclasses.fields(spec) if field.name != "crop_px"}
-    known = [*fields, "jitter_strength"]
+    known = [*beside, *fields, "jitter_strength"]
     for key in overrides:
         if key not in known:
             raise RecipeError(

@@ -355,7 +355,8 @@ class ViewSettings(SparseSettings):
     @model_validator(mode="after")
     def _of_known_ops(self, info: ValidationInfo) -> Self:
         if info.context != "recorded":  # a run's ops may be of a module that is not named here
-            view_specs(self.preset, self.crop_px, self.model_extra)
+            beside = type(self).model_fields
+            view_specs(self.preset, self.crop_px, self.model_extra, beside=beside)
         if self.half_size_share and (self.crop_px % 2 or self.crop_px < 4):
             raise ValueError(
                 f"half_size_share = {self.half_size_share:g} halves views of crop_px = "

@@ -179,7 +179,8 @@ def _alone(raw: bytes, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> Raw:
         source = {"url": "", "stream": io.BytesIO(raw)}
         samples = list(group_by_keys(tar_file_expander([source])))
     except Exception as error:  # tarfile raises many kinds; all mean a damaged header
-        return Raw("", BadSample(f"not a tar member: {error}"))
+        reason = error.args[0] if error.args else error  # webdataset adds its stream
+        return Raw("", BadSample(f"not a tar member: {reason}"))
     if len(samples) != 1:
         return Raw("", BadSample(f"{len(samples)} samples where the index has one"))
     key = str(samples[0]["__key__"])

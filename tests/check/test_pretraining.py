@@ -427,7 +427,10 @@ def test_without_data_the_settings_are_checked_and_what_is_unknown_is_said(tmp_p
         (("data.keep=duplicate_group first",), "`sslpipe curate duplicates` writes it"),
         (("data.holdout_by=patients",), "no column 'patients'; did you mean 'patient'"),
         (("backbone={kind = 'torchvision/resnet19'}",), "did you mean 'resnet1"),
-        (("augment.crop_pixels=3",), "augment.crop_pixels is not a setting of the views"),
+        (
+            ("augment.crop_pixels=3",),
+            "augment.crop_pixels is not a setting of the views; did you mean 'crop_px'",
+        ),
         (("optim.precision=fp16", "run.device=cpu"), "precision = 'fp16' needs a CUDA device"),
     ],
 )
