@@ -561,8 +561,8 @@ def _to_canvas(pictures: Pictures, channels: int) -> tuple[Tensor, Tensor]:
         # what nearly is a picture in [0, 1], or normalised; a black one is not
         if 0.1 < high <= 1 or (low < 0 and high < 10):
             raise ValueError(
-                f"images are float32 of {low:.3g} to {high:.3g}; give values of 0..255, not "
-                "normalised, as images * 255"
+                f"images are float32 of {low:.3g} to {high:.3g}; give values of 0..255: those in "
+                "[0, 1] as images * 255, and all before they are normalised"
             )
     sizes = torch.tensor([image.shape[1:] for image in images])
     if isinstance(images, Tensor):
