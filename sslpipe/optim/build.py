@@ -52,9 +52,7 @@ def parameter_groups(
         }
         if started:
             group["pretrained"] = True
-        if optim.kind == "lars":
-            group["adapt"] = decayed
-        groups.append(group)
+        groups.append(group | optim.group_settings(decayed))
     return groups
 
 

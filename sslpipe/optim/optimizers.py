@@ -86,6 +86,15 @@ class LarsSettings(Optim):
         """The momentum."""
         return 1
 
+    @property
+    def gathers_gradients(self) -> bool:
+        """Their norms are one launch over the block."""
+        return True
+
+    def group_settings(self, decayed: bool) -> dict[str, Any]:
+        """Return that what has no weight decay is not adapted, either."""
+        return {"adapt": decayed}
+
     def usual_rate(self, batch_size: int) -> tuple[float, str]:
         """Return the larger one of arXiv:2002.05709, section 2.3 and appendix B.1."""
         return max(0.3 * _batches(batch_size), 0.075 * math.sqrt(batch_size)), "SimCLR"

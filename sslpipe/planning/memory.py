@@ -33,7 +33,7 @@ class Memory(NamedTuple):
     """Bytes that one process holds during a step; on CUDA the allocator's slack comes on top."""
 
     weights: int  # and buffers
-    gradients: int  # and LARS's block of them on CUDA
+    gradients: int  # and the block of them that some optimizers make on CUDA
     optimizer: int  # its state
     activations: int  # kept for backward
     views: int  # as floats
@@ -94,7 +94,7 @@ def estimate_memory(
     ahead = 1 if recipe.run.cache == "device" else BATCHES_AHEAD + 2  # one used, one made
     optim = recipe.optim
     on_cuda = training_device(recipe).type == "cuda"
-    gathered = trained if optim.kind == "lars" and on_cuda else 0
+    gathered = trained if optim.gathers_gradients and on_cuda else 0
     element_bytes = next(encoder.parameters()).element_size()
     pixel_bytes = 1 if image_type.dtype == "uint8" else 4
     views = load.views * load.together * channels * crop_px**2 * element_bytes

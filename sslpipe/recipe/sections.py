@@ -90,6 +90,15 @@ class Optim(KindSettings):
         """How many numbers the optimizer keeps of each one that it trains."""
         raise NotImplementedError
 
+    @property
+    def gathers_gradients(self) -> bool:
+        """Whether its step copies all gradients into one block on a GPU."""
+        return False
+
+    def group_settings(self, decayed: bool) -> dict[str, Any]:
+        """Return what its step reads of a parameter group beside rate and weight decay."""
+        return {}
+
     def usual_rate(self, batch_size: int) -> tuple[float, str] | None:
         """Return the peak rate that is usual at a batch size, and whose; None: none is known."""
         return None
