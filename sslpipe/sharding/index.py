@@ -39,7 +39,6 @@ from sslpipe.sharding.report import Group, Report, Tally, make_report, save_repo
 from sslpipe.sharding.scan import (
     BESIDE,
     OFFSETS,
-    Scan,
     index_tar,
     offset_rows,
     scan_tar,
@@ -198,50 +197,37 @@ def index_folder(
         raise DataError(f"{out / 'dataset.json'} has splits of 8-bit RGB: index all at once")
     _check_once(out, groups, manifest)
 
-    def index(path: Path) -> tuple[ShardFile, Scan]:
-        indexed = index_tar(path, suffixes, out, tars.numbers.get(path.parent))
+    # the sidecars
+    def index(path: Path) -> _IndexedTar:
+        entry, scan = index_tar(path, suffixes, out, tars.numbers.get(path.parent))
         advance(1)
-        return indexed
+        return _IndexedTar(
+            path=path,
+            entry=entry,
+            left_out=scan.left_out,
+            unusual=scan.unusual,
+            has_labels=any(sample.label >= 0 for sample in scan.samples),
+            has_json=any(sample.json for sample in scan.samples),
+        )
 
-    splits: dict[str, tuple[ShardFile, ...]] = {}
-    left_out = Tally()
-    for path in sorted({*chain(*tars.groups.values())} - {*chain(*groups.values())}):
-        left_out.add(Group(what="tars without a member", count=1, example=path.name))
-    unusual = Tally()
-    has_labels = False
-    has_json = False
+    indexed: dict[str, list[_IndexedTar]] = {}
     with ThreadPoolExecutor(workers) as pool:
         for name, paths in groups.items():
-            indexed = list(pool.map(index, paths))
-            splits[name] = tuple(entry for entry, _ in indexed)
-            for path, (_, scan) in zip(paths, indexed, strict=True):
-                has_labels = has_labels or any(sample.label >= 0 for sample in scan.samples)
-                has_json = has_json or any(sample.json for sample in scan.samples)
-                for each in scan.left_out:
-                    left_out.add(_within(each, path))
-                for each in scan.unusual:
-                    unusual.add(_within(each, path))
+            indexed[name] = list(pool.map(index, paths))
+    splits = {name: tuple(tar.entry for tar in own) for name, own in indexed.items()}
+
+    # dataset.json
     kept = [name for name in manifest.splits if name not in groups]
     if kept and image != manifest.image and not channels:
         raise DataError(f"{', '.join(kept)} of {out / 'dataset.json'} has images of another type")
-    update: dict[str, object] = {
-        "classes": merge_classes(manifest.classes, tars.classes)
-        if kept
-        else tars.classes or manifest.classes,
-        "splits": {**manifest.splits, **splits},
-    }
+    classes = tars.classes or manifest.classes
+    if kept:
+        classes = merge_classes(manifest.classes, tars.classes)
+    update: dict[str, object] = {"classes": classes, "splits": {**manifest.splits, **splits}}
     if not kept or "train" in groups:
         update |= tars.fields
     if channels:
-        first = "train" if "train" in groups else next(iter(groups))
-        measured = measure(groups[first], channels, value_range)
-        if measured.image.is_rgb8:
-            raise DataError("these are 8-bit RGB: store them as PNG or JPEG, or name channels else")
-        for name, paths in groups.items():
-            other = measured if name == first else measure(paths, channels, value_range)
-            if (dtype := other.image.dtype) != measured.image.dtype:
-                raise DataError(f"split {name!r} is of {dtype}, and others {measured.image.dtype}")
-        update |= {"image": measured.image, "mean": measured.mean, "std": measured.std}
+        update |= _measured_fields(groups, channels, value_range)
     values = columns_of_tars(groups, columns, workers=workers, suffixes=suffixes)
     for name, paths in groups.items():
         built = built_paths(paths, splits[name])
@@ -249,20 +235,66 @@ def index_folder(
         if built and PATH_COLUMN not in known:
             values[name] = side_by_side(values[name], paths_column(built))
     manifest = save_columns(out, manifest.model_copy(update=update), values)
+
+    # the report
+    empty = sorted({*chain(*tars.groups.values())} - {*chain(*groups.values())})
+    report = _report(out, empty, list(chain(*indexed.values())))
+    save_report(out, report)
+    return Indexed(manifest, report)
+
+
+class _IndexedTar(NamedTuple):
+    """A tar whose sidecar is written: its entry, and what the report needs of its scan."""
+
+    path: Path
+    entry: ShardFile
+    left_out: list[Group]
+    unusual: list[Group]
+    has_labels: bool
+    has_json: bool
+
+
+def _measured_fields(
+    groups: Mapping[str, Sequence[Path]],
+    channels: tuple[str, ...],
+    value_range: tuple[float, float] | None,
+) -> dict[str, object]:
+    """Return what dataset.json says of arrays: measured on train, else on the first split."""
+    first = "train" if "train" in groups else next(iter(groups))
+    measured = measure(groups[first], channels, value_range)
+    if measured.image.is_rgb8:
+        raise DataError("these are 8-bit RGB: store them as PNG or JPEG, or name channels else")
+    for name, paths in groups.items():
+        other = measured if name == first else measure(paths, channels, value_range)
+        if (dtype := other.image.dtype) != measured.image.dtype:
+            raise DataError(f"split {name!r} is of {dtype}, and others {measured.image.dtype}")
+    return {"image": measured.image, "mean": measured.mean, "std": measured.std}
+
+
+def _report(out: Path, empty: Sequence[Path], indexed: Sequence[_IndexedTar]) -> Report:
+    """Return what became of the members of tars, once dataset.json is there."""
+    left_out = Tally()
+    unusual = Tally()
+    for path in empty:
+        left_out.add(Group(what="tars without a member", count=1, example=path.name))
+    for tar in indexed:
+        for group in tar.left_out:
+            left_out.add(_within(group, tar.path))
+        for group in tar.unusual:
+            unusual.add(_within(group, tar.path))
     skipped = left_out.groups()
-    some_tar = next(iter(groups.values()))[0]
-    doubts = unread(skipped, some_tar)
+    doubts = unread(skipped, indexed[0].path)
     has_texts = any(each.what == BESIDE and each.kind == ".txt" for each in skipped)
+    has_json = any(tar.has_json for tar in indexed)
+    has_labels = any(tar.has_labels for tar in indexed)
     if not has_labels and (has_texts or has_json):
         member = "KEY.txt" if has_texts else "KEY.json"
         named = "txt" if has_texts else "NAME_IN_JSON"
         doubts.append(
             f"no image has a label, which is KEY.cls; if {member} says the class: `sslpipe shards "
-            f"build OUT --source tars --root {some_tar.parent} --label-column {named}`"
+            f"build OUT --source tars --root {indexed[0].path.parent} --label-column {named}`"
         )
-    report = make_report(out, left_out=skipped, images=unusual.groups(), doubts=doubts)
-    save_report(out, report)
-    return Indexed(manifest, report)
+    return make_report(out, left_out=skipped, images=unusual.groups(), doubts=doubts)
 
 
 def _has_member(path: Path) -> bool:
