@@ -1,7 +1,7 @@
 """Read parquet and Arrow files of images, a row an image, as Hugging Face has them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os.path import isfile
 from pathlib import Path
@@ -56,7 +56,56 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     Labels are integers, named by the ClassLabel feature in the files' metadata where there is one,
     or texts, which are the names.
     """
-    # files by split
+    root, files = _files_by_split(options)
+    groups = {split: [file.path for file in own] for split, own in files.items()}
+    if not groups:
+        raise DataError(f"{root} has no .parquet or .arrow file")
+    chosen = {split: groups[split] for split in chosen_splits(options, groups, root)}
+    _check_one_configuration(root, [file for split in chosen for file in files[split]])
+    column = options.image_column if options.image_column != "path" else "image"
+    tables = {split: _read_split(paths, column, options) for split, paths in chosen.items()}
+    labels = _labels_by_split(root, groups, tables, options)
+    all_texts = [name for each in labels.values() if isinstance(each, list) for name in each]
+    images = {
+        split: _images(
+            root=root,
+            split=split,
+            table=table,
+            column=column,
+            labels=labels.get(split),
+            all_texts=all_texts,
+            options=options,
+        )
+        for split, table in tables.items()
+    }
+    of_files = {
+        split: own
+        for split, own in images.items()
+        if own.are_places and _are_files(tables[split].column(column))
+    }
+    kept, again = listed_again(of_files)
+    images |= kept
+    # what is said of all splits stands in the first one
+    there = [*dict.fromkeys(name for paths in chosen.values() for name in _columns(paths[0]))]
+    read = {*image_columns(column, there), options.label_column, *options.fields}
+    left_out = unread_columns(there, read)
+    first, own = next(iter(images.items()))
+    own = replace(own, left_out=[*own.left_out, *left_out], doubts=[*own.doubts, *again])
+    return {**images, first: own}
+
+
+# --- which files there are
+
+
+class _File(NamedTuple):
+    """A parquet file and the folder of its data set, below --root: a configuration of the hub."""
+
+    path: Path
+    configuration: str
+
+
+def _files_by_split(options: SourceOptions) -> tuple[Path, dict[str, list[_File]]]:
+    """Return the folder of --root, and the files below it by split. Raises: DataError."""
     if options.root is None:
         raise DataError(
             "this source needs --root DIR, a folder of .parquet or .arrow files; of a data set of "
@@ -70,63 +119,7 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
         files = _find_files(root)
     if len(files) == 1 and not split_of(next(iter(files))):  # a name that says nothing of splits
         files = {options.split or "train": next(iter(files.values()))}
-    groups = {split: [file.path for file in own] for split, own in files.items()}
-    if not groups:
-        raise DataError(f"{root} has no .parquet or .arrow file")
-    chosen = {split: groups[split] for split in chosen_splits(options, groups, root)}
-    _check_one_configuration(root, [file for split in chosen for file in files[split]])
-    # the columns that are needed, all rows of a split as one table
-    column = options.image_column if options.image_column != "path" else "image"
-    label_column = options.label_column if options.labels else None
-    tables = {}
-    with_several = set[str]()  # images a row
-    for split, paths in chosen.items():
-        there = _columns(paths[0])
-        columns = image_columns(column, there)
-        if len(columns) > 1:
-            with_several.add(split)
-        fields = table_fields(options, columns, there)
-        table = _read_table(paths, [*columns, *filter(None, [label_column]), *fields])
-        try:
-            tables[split] = a_row_an_image(table, columns, column)
-        except pa.ArrowException as error:
-            raise DataError(f"--image-column={column!r}: {first_line(error)}") from error
-    # texts are numbered by those of all splits, also of the ones that are not read
-    labels: dict[str, Labels | None] = dict.fromkeys(groups)
-    if label_column is not None:
-        for split, paths in groups.items():
-            table = tables.get(split)
-            if table is None and label_column in _columns(paths[0]):
-                table = _read_table(paths, [label_column])
-            if table is not None:
-                labels[split] = _labels(table.column(label_column), f"{root}, {split}")
-    all_texts = [name for each in labels.values() if isinstance(each, list) for name in each]
-    images = {}
-    for split, table in tables.items():
-        own = _images(root, split, table, column, labels[split], all_texts, options)
-        if split in with_several:
-            own = replace(own, together=own.cells[PLACE].to_numpy())
-        images[split] = own
-    of_files = {
-        split: own
-        for split, own in images.items()
-        if own.are_places and _are_files(tables[split].column(column))
-    }
-    kept, again = listed_again(of_files)
-    images |= kept
-    there = [*dict.fromkeys(name for paths in chosen.values() for name in _columns(paths[0]))]
-    read = {*image_columns(column, there), options.label_column, *options.fields}
-    left_out = unread_columns(there, read)
-    first, own = next(iter(images.items()))
-    own = replace(own, left_out=[*own.left_out, *left_out], doubts=[*own.doubts, *again])
-    return {**images, first: own}
-
-
-class _File(NamedTuple):
-    """A parquet file and the folder of its data set, below --root: a configuration of the hub."""
-
-    path: Path
-    configuration: str
+    return root, files
 
 
 def _find_files(root: Path) -> dict[str, list[_File]]:
@@ -195,6 +188,9 @@ def _check_one_configuration(root: Path, files: Sequence[_File]) -> None:
         )
 
 
+# --- tables
+
+
 def _columns(path: Path) -> list[str]:
     try:
         with open_regular(path) as file:
@@ -245,6 +241,45 @@ def _read_table(paths: list[Path], wanted: list[str]) -> Any:
         raise DataError(f"{paths[0]} and the other files of its split differ: {error}") from error
 
 
+def _read_split(paths: list[Path], column: str, options: SourceOptions) -> Any:
+    """Read the columns that are needed of a split: one table, a row an image. Raises: DataError."""
+    there = _columns(paths[0])
+    columns = image_columns(column, there)
+    label_column = [options.label_column] if options.labels and options.label_column else []
+    fields = table_fields(options, columns, there)
+    table = _read_table(paths, [*columns, *label_column, *fields])
+    try:
+        return a_row_an_image(table, columns, column)
+    except pa.ArrowException as error:
+        raise DataError(f"--image-column={column!r}: {first_line(error)}") from error
+
+
+# --- labels
+
+
+def _labels_by_split(
+    root: Path,
+    groups: Mapping[str, list[Path]],
+    tables: Mapping[str, Any],
+    options: SourceOptions,
+) -> dict[str, Labels]:
+    """Return the labels of the splits that have some, also of those that are not read.
+
+    Texts are numbered by those of all splits.
+    """
+    labels: dict[str, Labels] = {}
+    column = options.label_column
+    if column is None or not options.labels:
+        return labels
+    for split, paths in groups.items():
+        table = tables.get(split)
+        if table is None and column in _columns(paths[0]):
+            table = _read_table(paths, [column])
+        if table is not None:
+            labels[split] = _labels(table.column(column), f"{root}, {split}")
+    return labels
+
+
 def _labels(cells: Any, where: str) -> Labels:
     """Convert a column; null and '' are no label, whole floats integers, as pandas has gaps."""
     kind = cells.type
@@ -272,6 +307,50 @@ def _labels(cells: Any, where: str) -> Labels:
     )
 
 
+def _numbered(
+    labels: Labels | None,
+    all_texts: list[str | None],
+    rows: int,
+    names: tuple[str, ...],
+    where: str,
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return the number of each row's class, (rows,), -1 for none, and the classes' names.
+
+    Args:
+        labels: Of the rows; None: there are none.
+        all_texts: Those of all splits, by which texts are numbered.
+        rows: Their number.
+        names: What the files call numbered classes; (): nothing.
+        where: The split, for messages.
+
+    Raises:
+        DataError: A number is not that of a class.
+    """
+    if labels is None:
+        return np.full(rows, -1, np.int64), ()
+    if isinstance(labels, list):
+        return number_labels(labels, all_texts)
+    highest = int(labels.max(initial=-1))
+    lowest = int(labels.min(initial=-1))
+    if lowest < -1:
+        raise DataError(
+            f"{where}: label {lowest} is neither the number of a class nor -1, for "
+            "none; mend it, store the classes as texts, or give --no-labels to go without"
+        )
+    if not names and highest >= max(MOST_UNNAMED, rows):
+        raise DataError(
+            f"{where}: label {highest} of {rows:,} images is not the number of a "
+            "class; number the classes from 0, or store them as texts"
+        )
+    names = names or tuple(str(k) for k in range(highest + 1))
+    if highest >= len(names):
+        raise DataError(f"{where}: label {highest}, but only {len(names)} names")
+    return labels, names
+
+
+# --- images
+
+
 def _images(
     root: Path,
     split: str,
@@ -282,29 +361,9 @@ def _images(
     options: SourceOptions,
 ) -> Images:
     """Describe a table as one split. Raises DataError where files are missing."""
-    # labels and class names
-    numbers = np.full(len(table), -1, np.int64)
-    classes = tuple[str, ...]()
-    if isinstance(labels, list):
-        numbers, classes = number_labels(labels, all_texts)
-    elif labels is not None:
-        numbers = labels
-        classes = _class_names(table.schema.metadata, options.label_column or "")
-        highest = int(labels.max(initial=-1))
-        lowest = int(labels.min(initial=-1))
-        if lowest < -1:
-            raise DataError(
-                f"{root}, {split}: label {lowest} is neither the number of a class nor -1, for "
-                "none; mend it, store the classes as texts, or give --no-labels to go without"
-            )
-        if not classes and highest >= max(MOST_UNNAMED, len(table)):
-            raise DataError(
-                f"{root}, {split}: label {highest} of {len(table):,} images is not the number of a "
-                "class; number the classes from 0, or store them as texts"
-            )
-        classes = classes or tuple(str(k) for k in range(highest + 1))
-        if highest >= len(classes):
-            raise DataError(f"{root}, {split}: label {highest}, but only {len(classes)} names")
+    where = f"{root}, {split}"
+    names = _class_names(table.schema.metadata, options.label_column or "")
+    numbers, classes = _numbered(labels, all_texts, len(table), names, where)
     # images whose file is not there
     cells = table.column(column)
     missing = _missing(cells, root, split)
@@ -320,12 +379,17 @@ def _images(
         if isinstance(cell, str):
             return read_place(place_of(root, cell))
         raise DataError(
-            f"{root}, {split}[{kept[i]}]: column {column!r} holds {type(cell).__name__}, no image; "
+            f"{where}[{kept[i]}]: column {column!r} holds {type(cell).__name__}, no image; "
             "see --image-column"
         )
 
     size = table.nbytes // max(1, len(table))
     places = _paths_of(cells, kept)
+    columns = {
+        name: table.column(name).take(kept)
+        for name in (*options.fields, PLACE)
+        if name in table.column_names
+    }
     return Images(
         names=places or [f"{split}[{row}]" for row in kept],
         labels=numbers[kept],
@@ -333,11 +397,8 @@ def _images(
         classes=classes,
         read=read,
         missing=list(missing.values()),
-        cells={
-            name: table.column(name).take(kept)
-            for name in (*options.fields, PLACE)
-            if name in table.column_names
-        },
+        cells=columns,
+        together=columns[PLACE].to_numpy() if PLACE in columns else None,  # of one row
         origin="typed",
         are_places=bool(places),
         left_out=group_kinds(
