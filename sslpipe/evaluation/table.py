@@ -85,48 +85,28 @@ def run_suite(
     left_out: list[str] = []
     ready = {n: _labelled(s, left_out, device) for n, s in sets.items() if not callable(s)}
     _check_same_samples(ready)
-    first, pair = next(iter(ready.items()))
+    pair = next(iter(ready.values()))
     protocols = Protocols(pair, facts.get("classes") or (), left_out, seed)
     labels = pair[1].labels.cpu().numpy()
     scores = Scores({}, labels[has_a_match(labels)])
 
     # the numbers of every set
-    measured: dict[str, list[Measured]] = {}
-    incomplete: dict[str, str] = {}  # name -> why this set is missing
-    spread: dict[str, float] = {}  # of the start: how its features of test spread
-
-    def measure(name: str, source: Pair | Callable[[], Pair]) -> None:
-        if callable(source):
-            pair = _labelled(source(), left_out, device)
-            _check_same_samples({first: ready[first], name: pair})
-        else:
-            pair = ready[name]
-        if name == start:
-            rows = pair[1].features
-            spread["start_uniformity"] = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
-        measured[name] = protocols.measure(name, pair, progress, use_up=callable(source))
-
-    try:
-        for name, given in sets.items():
-            try:
-                measure(name, given)
-            except FAILURES as error:
-                if name == first:
-                    raise
-                incomplete[name] = one_line(str(error) or type(error).__name__)
-    except KeyboardInterrupt:  # what was measured is kept; a second one ends it
-        if not measured:
-            raise
-        missed = (name for name in sets if name not in {*measured, *incomplete})
-        incomplete |= dict.fromkeys(missed, "interrupted")
-        say(f"interrupted; kept: {', '.join(measured)}")
+    measured, incomplete, spread = _measure_sets(
+        sets,
+        ready,
+        protocols,
+        start=start,
+        device=device,
+        say=say,
+        progress=progress,
+    )
+    left_out += [f"{n}: {why}" for n, why in incomplete.items() if n not in against]
     table = [each for own in measured.values() for each in own]
     for name, power, column, result in table:
         scores.take(name, power is not None, column, result)
     rows = [_row(name, power, column, result) for name, power, column, result in table]
 
     # the answers: ours against other networks, and against baselines where kNN decides nothing
-    left_out += [f"{n}: {why}" for n, why in incomplete.items() if n not in against]
     known = protocols.known_classes
     others = [name for name in (*against, *(() if known else BASELINES)) if name in measured]
     ours = [name for name in measured if name not in (*against, *BASELINES)]
@@ -151,7 +131,7 @@ def run_suite(
         "against": compared,
         "not_compared": [*not_compared, *missing],
         **({"incomplete": incomplete} if incomplete else {}),
-        **spread,
+        **({} if spread is None else {"start_uniformity": spread}),
     }
     if leaked is not None:
         scored = protocols.scored_ids()
@@ -160,6 +140,64 @@ def run_suite(
         )
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
+
+
+class _Measurements(NamedTuple):
+    """The numbers of all sets."""
+
+    measured: dict[str, list[Measured]]  # by the name of the set
+    incomplete: dict[str, str]  # name -> why this set is missing
+    spread: float | None  # of the start's features of test: their uniformity
+
+
+def _measure_sets(
+    sets: Mapping[str, Pair | Callable[[], Pair]],
+    ready: Mapping[str, Pair],
+    protocols: Protocols,
+    *,
+    start: str | None,
+    device: str,
+    say: Callable[[str], None],
+    progress: Progress,
+) -> _Measurements:
+    """Measure the sets in their order; one that fails is missing, but the first one must succeed.
+
+    After Ctrl-C those that are left are missing. `ready` has the sets that need not be made, of
+    labelled samples only; the other arguments are as in `run_suite`.
+    """
+    first = next(iter(ready))
+    measured: dict[str, list[Measured]] = {}
+    incomplete: dict[str, str] = {}
+    spread: float | None = None
+
+    def measure(name: str, source: Pair | Callable[[], Pair]) -> list[Measured]:
+        """Measure a set; the features that it makes are freed before the next one's are made."""
+        nonlocal spread
+        if callable(source):
+            pair = _labelled(source(), protocols.left_out, device)
+            _check_same_samples({first: ready[first], name: pair})
+        else:
+            pair = ready[name]
+        if name == start:
+            rows = pair[1].features
+            spread = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
+        return protocols.measure(name, pair, progress, use_up=callable(source))
+
+    try:
+        for name, source in sets.items():
+            try:
+                measured[name] = measure(name, source)
+            except FAILURES as error:
+                if name == first:
+                    raise
+                incomplete[name] = one_line(str(error) or type(error).__name__)
+    except KeyboardInterrupt:  # what was measured is kept; a second one ends it
+        if not measured:
+            raise
+        missed = (name for name in sets if name not in {*measured, *incomplete})
+        incomplete |= dict.fromkeys(missed, "interrupted")
+        say(f"interrupted; kept: {', '.join(measured)}")
+    return _Measurements(measured, incomplete, spread)
 
 
 def check_labelled(split: str, labels: NDArray[np.int64]) -> None:
