@@ -1,5 +1,7 @@
 """Read a SOURCE of another program: the network with its weights, its view, and a report."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,35 +71,27 @@ def read_weights(
     config = _read_object(source.path, "config.json")
     checkpoint = open_checkpoint(tree, what)
     stated = _stated(source, config)
-    is_transformers = stated is not None and stated.kind == "transformers" and source.kind is None
-    # as the user named it, with the tag of timm's weights
-    kind = source.kind
-    tag = ""
-    if kind is not None and kind.startswith("timm/"):
-        kind, _, tag = kind.partition(".")
-        if tag:
-            _check_tag(source, kind.removeprefix("timm/"), tag, config)
+    kind, tag = _named_by_the_user(source, config)
+    known = stated or component
     notes = []
     if kind is not None:
         theirs = backbone_settings(kind=kind)
-    elif stated is not None or component is not None:
-        theirs = stated or component  # type: ignore[assignment]
+    elif known is not None:
+        theirs = known
     else:
         theirs, note = _named_by_the_file(source, tree, checkpoint)
         notes.append(note)
     # where the encoder lies
     wanted = _computing_as(component or theirs, stated)
-    try:
+    dropped: list[str] = []
+    with _errors_of(what, component):
         sketch = _sketch(wanted, crop_px or own_size(wanted), checkpoint)
-        if is_transformers and wanted == stated:
+        if wanted.kind == "transformers" and wanted == stated and source.kind is None:
             # as they are: some of its models have parts that are called as wrappers are
             named = {key: value for key, value in tree.items() if isinstance(value, Tensor)}
             renamed = transformers_tensors(wanted, named or checkpoint.tensors, what)
             checkpoint = Checkpoint(renamed.tensors, frozenset([""]))
-    except UserError as error:
-        if component is not None:  # the recipe's own
-            raise
-        raise WeightsError(f"{what}: {error}") from error
+            dropped = renamed.dropped
     del tree
     encoder = find_encoder(checkpoint, sketch, wanted.kind, what)
     is_plain = encoder is not None and encoder.is_plain
@@ -117,22 +111,39 @@ def read_weights(
     layout = _layout(config, encoder)
     stem = None if encoder is None else encoder.stem
     respelled = tensors if encoder is None else encoder.match.stored
-    try:
+    with _errors_of(what, component):
         backbone, wanted = _build(
             wanted, view.crop_px, respelled, stem=stem, fixed=component is not None
         )
-    except UserError as error:
-        if component is not None:
-            raise
-        raise WeightsError(f"{what}: {error}") from error
     report = fit_tensors(backbone, wanted.kind, tensors, f"{what} (format: {layout})")
     if encoder is not None:
         report["unexpected"] += encoder.beside
         notes += encoder.notes
-    if is_transformers and wanted.kind == "transformers":
-        report["unexpected"] += renamed.dropped
+    report["unexpected"] += dropped
     origin = {"source": what, "format": layout, "sha256": sha256}
     return backbone, wanted, view, {**origin, **report, "notes": [*notes, *more]}
+
+
+@contextmanager
+def _errors_of(what: str, component: SparseSettings | None) -> Iterator[None]:
+    """Let errors name the source whose network fails; those of a recipe's network name its keys."""
+    try:
+        yield
+    except UserError as error:
+        if component is not None:
+            raise
+        raise WeightsError(f"{what}: {error}") from error
+
+
+def _named_by_the_user(source: Source, config: dict[str, Any]) -> tuple[str | None, str]:
+    """Return the kind that stands before the file, and the tag of timm's weights; "": no tag."""
+    kind = source.kind
+    if kind is None or not kind.startswith("timm/"):
+        return kind, ""
+    kind, _, tag = kind.partition(".")
+    if tag:
+        _check_tag(source, kind.removeprefix("timm/"), tag, config)
+    return kind, tag
 
 
 def _layout(config: dict[str, Any], encoder: Encoder | None) -> str:
