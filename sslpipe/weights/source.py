@@ -79,50 +79,51 @@ def parse_source(text: str | Path) -> Source:
         )
     path = Path(text)
     text = str(text)
+    if path.exists():
+        return _of_files(text, path)
     named = _NAMED.fullmatch(text)
     file = None if named is None else Path(named[2].removeprefix("local-dir:"))
+    if named is not None and file is not None and file.exists():
+        return _of_files(text, file, kind=named[1])
+    words = _joined(text)
+    if len(words) > 1 and all(words):
+        parts = tuple(parse_source(part) for part in words)
+        if len({part.text for part in parts}) < len(parts):
+            raise WeightsError(f"{text} joins one network with itself; give each another size")
+        return Source(text, "join", parts=parts)
+    sized = _SIZED.fullmatch(text)
+    if sized is not None:
+        whole = parse_source(sized[1])
+        if whole.px is not None:
+            raise WeightsError(f"{text} names two sizes; write one, as in {sized[1]}")
+        return replace(whole, text=text, px=int(sized[2]))
     scheme, _, rest = text.partition(":")
-    kind = None
-    if not path.exists():
-        if file is not None and named is not None and file.exists():
-            kind = named[1]
-            path = file
-        elif len(words := _joined(text)) > 1 and all(words):
-            parts = tuple(parse_source(part) for part in words)
-            if len({part.text for part in parts}) < len(parts):
-                raise WeightsError(f"{text} joins one network with itself; give each another size")
-            return Source(text, "join", parts=parts)
-        elif (sized := _SIZED.fullmatch(text)) is not None:
-            whole = parse_source(sized[1])
-            if whole.px is not None:
-                raise WeightsError(f"{text} names two sizes; write one, as in {sized[1]}")
-            return replace(whole, text=text, px=int(sized[2]))
-        elif scheme in HUBS and rest:
-            return Source(text, scheme, name=rest)  # type: ignore[arg-type]
-        elif scheme == "local-dir":
-            path = Path(rest)
-        elif file is not None:
-            path = file
-    if not path.exists():
-        is_name = re.fullmatch(r"\w[\w-]*", text) is not None
-        by_name = f"; a network by its name is timm:{text} or torchvision:{text}" * is_name
-        raise WeightsError(
-            f"{text} is neither an export nor a run, nor other weights: there is no {path}"
-            f"{by_name}; a source of weights is {EXPECTED}"
-        )
+    if scheme in HUBS and rest:
+        return Source(text, scheme, name=rest)  # type: ignore[arg-type]
+    if scheme == "local-dir":
+        path = Path(rest)
+    elif file is not None:
+        path = file
+    if path.exists():
+        return _of_files(text, path)
+    is_name = re.fullmatch(r"\w[\w-]*", text) is not None
+    by_name = f"; a network by its name is timm:{text} or torchvision:{text}" * is_name
+    raise WeightsError(
+        f"{text} is neither an export nor a run, nor other weights: there is no {path}"
+        f"{by_name}; a source of weights is {EXPECTED}"
+    )
+
+
+def _of_files(text: str, path: Path, kind: str | None = None) -> Source:
+    """Return the source of a file or folder that exists, of the `kind` of network that is named.
+
+    Raises:
+        WeightsError: It holds no weights.
+    """
     if path.suffix in (".npy", ".npz"):
         raise WeightsError(f"{text} {VECTORS}")
     if path.is_dir():
-        ours = kind is None and (
-            (path / "recipe.json").is_file()
-            or ((path / "config.json").exists() and is_export(path / "config.json"))
-        )
-        config = path / INSIDE / "config.json"
-        if kind is None and not ours and config.is_file() and is_export(config):
-            return Source(text, "sslpipe", config.parent)
-        if not ours:
-            weights_file(path)
-        return Source(text, "sslpipe" if ours else "path", path, kind)
+        return _of_folder(text, path, kind)
     check_file(path)
     if path.name == INDEX or (path.suffix == ".tar" and (path.parent / INDEX).is_file()):
         raise WeightsError(_of_images(path, "is of a data set of shards"))
@@ -131,6 +132,22 @@ def parse_source(text: str | Path) -> Source:
             f"{path} is an ONNX file, a program without named tensors; name the export or the "
             "weights that it was made from"
         )
+    return Source(text, "path", path, kind)
+
+
+def _of_folder(text: str, path: Path, kind: str | None) -> Source:
+    """Return the source of a run, of an export or what holds one, or of another program's folder.
+
+    Where its kind is named, it is another program's.
+    """
+    if kind is None:
+        config = path / "config.json"
+        if (path / "recipe.json").is_file() or (config.exists() and is_export(config)):
+            return Source(text, "sslpipe", path)
+        inside = path / INSIDE / "config.json"
+        if inside.is_file() and is_export(inside):
+            return Source(text, "sslpipe", inside.parent)
+    weights_file(path)  # or refused
     return Source(text, "path", path, kind)
 
 
