@@ -134,6 +134,8 @@ def _read_file(path: Path) -> Tree:
         raise WeightsError(
             f"{path} is damaged, or no file of tensors (.safetensors, or torch.save's): {text}"
         ) from error
+    if isinstance(tree, list | tuple):  # such as (state_dict, epoch)
+        tree = dict(enumerate(tree))
     if not isinstance(tree, Mapping):
         raise WeightsError(f"{path} holds a {type(tree).__name__}, not a table of named tensors")
     tree = {str(key): value for key, value in tree.items()}

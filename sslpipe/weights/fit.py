@@ -42,8 +42,10 @@ _COMPUTED = (
     "attn_mask", "num_batches_tracked", "relative_coords_table", "relative_position_index"
 )  # fmt: skip
 _PRETEXT = ("mask_token", "masked_embed", "decoder_")  # of masked autoencoders and iBOT
+AVERAGED_NORM = "fc_norm.weight"  # of a vision transformer that averages before its last norm
 _UNCOUNTED = (*_COMPUTED, "running_mean", "running_var")  # tensors that are no parameters
 _CHUNKED = re.compile(r"blocks\.(\d+)\.(\d+)\.")
+_TF_STEM = "_conv_stem.weight"  # a key of EfficientNet-PyTorch
 _SHOWN = 3  # keys of each side that a message names
 
 
@@ -138,6 +140,7 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
     expected = match.expected
     if not match.is_whole:
         _refuse_stem(backbone, match, what)
+        _refuse_same_tensors(match, kind, what)
         parts = [f"it has no {_first(match.lacking)}"] if match.lacking else []
         for key in match.wrong[:1]:
             parts.append(
@@ -244,7 +247,8 @@ def _spellings(
             number, _, rest = key.partition(".")
             renamed[f"{numbers[number]}.{rest}"] = tensor
         yield "numbered modules", renamed
-    if "_conv_stem.weight" in stored and len(stored) >= len(expected):
+    # padded as TensorFlow pads: timm's networks without tf_ have the same tensors, and do not
+    if _TF_STEM in stored and kind.startswith("timm/tf_") and len(stored) >= len(expected):
         yield "EfficientNet-PyTorch", _of_efficientnet_pytorch(kind, expected, stored)
     converted = for_network(kind, network, joined)
     if converted is not joined:
@@ -320,6 +324,21 @@ def _refuse_stem(backbone: Backbone, match: Match, what: str) -> None:
             f"{what}: its first convolution is {first.shape[-1]}x{first.shape[-2]}, and the stem "
             f"{backbone.stem!r} of this backbone has {ours.shape[-1]}x{ours.shape[-2]}; set "
             f"backbone.stem = {stem!r}"
+        )
+
+
+def _refuse_same_tensors(match: Match, kind: str, what: str) -> None:
+    """Raise WeightsError, with the remedy, where another network has tensors like the file's."""
+    architecture = kind.removeprefix("timm/")
+    if _TF_STEM in match.stored and kind.startswith("timm/efficientnet"):
+        raise WeightsError(
+            f"{what}: EfficientNet-PyTorch pads as TensorFlow does, and {kind} does not; name "
+            f"timm/tf_{architecture}"
+        )
+    if AVERAGED_NORM in match.stored and match.lacking == ["norm.weight", "norm.bias"]:
+        raise WeightsError(
+            f"{what}: its last norm is fc_norm, behind the average of the patches; set "
+            "backbone.global_pool = 'avg'"
         )
 
 

@@ -18,7 +18,7 @@ from sslpipe.models.limits import TooLarge, sketch, within_memory
 from sslpipe.models.transfer import Tensors
 from sslpipe.registry.schema import SparseSettings
 from sslpipe.weights.files import read_tree
-from sslpipe.weights.fit import Report, check_tensors, fit_tensors
+from sslpipe.weights.fit import AVERAGED_NORM, Report, check_tensors, fit_tensors
 from sslpipe.weights.huggingface import (
     MOST,
     OPEN_CLIP,
@@ -95,6 +95,12 @@ def read_weights(
     del tree
     encoder = find_encoder(checkpoint, sketch, wanted.kind, what)
     is_plain = encoder is not None and encoder.is_plain
+    averaging = _averaging(wanted, sketch, checkpoint)
+    if encoder is None and component is None and averaging is not None:
+        wanted = averaging
+        sketch = _sketch(wanted, own_size(wanted), checkpoint)
+        encoder = find_encoder(checkpoint, sketch, wanted.kind, what)
+        notes.append("its last norm is fc_norm: features are the average of the patches")
     tensors = nearest(checkpoint, sketch, wanted.kind) if encoder is None else encoder.tensors
     check_tensors(tensors, what)
     # images as it knows them
@@ -304,6 +310,21 @@ def own_size(component: SparseSettings) -> int:
 
     config = timm.get_pretrained_cfg(name)
     return 224 if config is None else int(config.input_size[-1])
+
+
+def _averaging(
+    wanted: SparseSettings, sketch: Backbone, checkpoint: Checkpoint
+) -> SparseSettings | None:
+    """Return a vision transformer that averages before its last norm, where a file has that norm.
+
+    No tensor says that it averages, but only such a network has an `fc_norm`: those of MAE's and
+    BEiT's fine-tunings. None: the network or the file is of another kind.
+    """
+    if "fc_norm" not in dict(sketch.network.named_children()) or not any(
+        f".{key}".endswith(f".{AVERAGED_NORM}") for key in checkpoint.tensors
+    ):
+        return None
+    return backbone_settings(wanted.kind, {**wanted.arguments, "global_pool": "avg"})
 
 
 def _view(

@@ -19,7 +19,10 @@ from torch import nn
 from sslpipe.errors import WeightsError
 from sslpipe.export.load import load_backbone
 from sslpipe.models.backbones import backbone_settings
+from sslpipe.weights.files import read_tree
 from sslpipe.weights.layouts import open_checkpoint
+from sslpipe.weights.reader import read_weights
+from sslpipe.weights.source import parse_source
 from tests.helpers.weights import difference, equals, randomised, saved
 
 
@@ -188,6 +191,8 @@ PROGRAMS = {
         lambda online, momentum: {"models": [prefixed("", online, "fc")], "epoch": 3},
         *("models.0", False),
     ),
+    "a list, weights first": (lambda online, momentum: [prefixed("", online, "fc"), 3], "0", False),
+    "a tuple": (lambda online, momentum: ("resnet", 3, online.state_dict()), "2", False),
     "DeepSpeed": (lambda online, momentum: {"module": online.state_dict()}, "", False),
     "a script after PyTorch's tutorial": (
         lambda online, momentum: {"epoch": 3, "model_state_dict": online.state_dict()},
@@ -237,10 +242,10 @@ def test_the_whole_encoder_is_found_and_what_lies_beside_it_is_listed(
     assert model.config.backbone == backbone_settings(kind, {"stem": "imagenet"})
     init = model.config.facts["init"]
     assert (init["loaded"], init["missing"]) == (120, [])
-    if prefix not in ("", "state_dict", "model_state_dict", "models.0"):
+    if prefix not in ("", "0", "2", "state_dict", "model_state_dict", "models.0"):
         assert repr(prefix) in " ".join(init["notes"])
     # each tensor is loaded or listed
-    tables = open_checkpoint(tree, "").tensors
+    tables = open_checkpoint(read_tree(path)[0], "").tensors
     assert len(init["unexpected"]) == len(tables) - 120
     for key in init["unexpected"]:
         assert key in tables or f"{prefix}.{key}".strip(".") in tables
@@ -348,6 +353,30 @@ def test_a_masked_autoencoder_is_its_encoder(tmp_path, prefix):
     assert equals(model, network)
     # it was not trained as timm's usual weights were
     assert model.view.mean.tolist() == pytest.approx([0.485, 0.456, 0.406])
+
+
+def test_a_norm_behind_the_average_makes_a_network_that_averages(tmp_path):
+    """MAE's fine-tunings have fc_norm and no norm: MAE's models_vit.py, global_pool = True."""
+    kind = "timm/vit_tiny_patch16_224"
+    network = randomised(timm.create_model(kind[5:], num_classes=0, global_pool="avg"))
+    tree = {**network.state_dict(), "head.weight": torch.ones(7, 192)}
+    path = saved({"model": tree, "epoch": 3}, tmp_path)
+    model = load_backbone(f"{kind}@{path}")
+    assert equals(model, network)
+    images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        # by hand: the blocks, the mean of the patches without the class token, the norm
+        tokens = network.norm_pre(network._pos_embed(network.patch_embed(images)))
+        for block in network.blocks:
+            tokens = block(tokens)
+        mean = tokens[:, 1:].mean(1)  # (B, 192)
+        norm = network.fc_norm
+        expected = nn.functional.layer_norm(mean, (192,), norm.weight, norm.bias, norm.eps)
+    torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-5)
+    assert "average" in " ".join(model.config.facts["init"]["notes"])
+    recipes = backbone_settings(kind)
+    with pytest.raises(WeightsError, match=r"backbone\.global_pool = 'avg'"):
+        read_weights(parse_source(f"{kind}@{path}"), recipes, 224)
 
 
 @pytest.mark.parametrize("extra", ["reg_token", "norm_pre.weight", "blocks.12.norm1.weight"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_sample_image
 
+from sslpipe.errors import WeightsError
 from sslpipe.export.load import load_backbone
 from sslpipe.portable import sha256_of
 
@@ -40,6 +41,11 @@ def test_imagenet_weights_name_what_a_photograph_shows():
         "crop_px": 224, "resize_px": 256, "mean": [0.5] * 3, "std": [0.5] * 3,
         "interpolation": "bicubic",
     }  # fmt: skip
+
+
+def test_a_network_that_pads_otherwise_is_refused_though_all_tensors_fit():
+    with pytest.raises(WeightsError, match="timm/tf_efficientnet_lite0"):
+        load_backbone(f"timm/efficientnet_lite0@{LITE0}")
 
 
 @pytest.mark.parametrize(
