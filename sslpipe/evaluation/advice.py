@@ -33,6 +33,7 @@ class Alternative(NamedTuple):
     interval95: tuple[float, float]
     unit: str  # what the interval is over: "images" or "classes"
     tested: int  # of these
+    value: float  # theirs
     because: str = ""  # why a difference whose interval excludes 0 is not clear
 
 
@@ -83,6 +84,7 @@ def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
             interval95=tuple(best["interval95"]),
             unit=best["unit"],
             tested=best["count"],
+            value=best["against_value"],
             because=held_back(best),
         )
     compared = evaluation.get("comparisons", ())
@@ -108,6 +110,7 @@ def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
         interval95=tuple(best["interval95"]),
         unit="images",
         tested=next(row["queries"] for row in rows if row["column"] == best["column"]),
+        value=best["baseline_value"],
         because=by_chance.format(len(alike)),
     )
 
@@ -145,12 +148,14 @@ def _next(evaluation: Mapping[str, Any], found: Alternative) -> str:
     better = found.answer == "better"
     worse = found.answer == "worse"
     tested = f"{found.tested:,} test {found.unit}"
+    easy = found.value == 1 and found.answer == "no clear difference"
     weights = f"the start, {found.name}" if found.is_start else found.name
     more = f"more test {found.unit}: about {needed:,} would make this difference clear"
     rules = (
         (unfinished(evaluation["facts"]).endswith("resumes it."), _FINISH),
         (below != "", f"train longer: {below} are better still"),
         (better and found.is_baseline, _next_alone(evaluation)),
+        (easy, f"take harder test images: on these {found.name} cannot be beaten ({tested})"),
         (found.is_baseline and needed > 0, f"train longer, or take {more}"),
         (found.is_baseline, "train longer, or see what the report's alarms say"),
         (better, "use it; `sslpipe export` writes the backbone"),

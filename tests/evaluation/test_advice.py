@@ -44,6 +44,8 @@ STEPS = {"step": 4, "steps": 10}
         ([unclear(0.02, -0.01, 0.05)], {}, "No clear difference from lite0: +2.0", "about 900 "),
         ([unclear(0.001, -0.03, 0.032)], {}, "No clear", "use lite0, or train longer: 400 test im"),
         ([unclear(-0.02, -0.05, 0.01, start=True)], {}, "No clear", "use the start, lite0, or"),
+        # nothing is above 100 %
+        ([unclear(0, -0.1, 0.1, against_value=1.0)], {}, "No clear", "harder test images"),
         ([compared()], STEPS, "Better than lite0", "finish the training"),
         ([compared()], {**STEPS, "checkpoint": "step-4"}, "Better than lite0", "use it;"),
         # of several the best one that there is, but baselines only where nothing else was measured
@@ -76,6 +78,13 @@ def test_without_other_networks_the_better_baseline_is_what_counts():
     below = advise(evaluation(row("ssl", 0.4), row("random", 0.3), row("pixels", 0.5)))
     assert below.answer.startswith("Worse than raw pixels: -10.0 points")
     assert "train longer" in below.next_step.lower()
+
+
+def test_of_a_baseline_that_has_all_images_right_no_longer_training_is_asked():
+    found = advise(evaluation(row("ssl", 1.0), row("random", 1.0)))
+    assert found.answer.startswith("No clear difference from random weights")
+    assert "harder test images" in found.next_step
+    assert "Train longer" not in found.next_step
 
 
 def test_a_network_below_raw_pixels_is_not_to_be_used_though_it_beats_another_one():
