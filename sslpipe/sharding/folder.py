@@ -520,7 +520,7 @@ def _doubts(
     alike = [name for name, count in owners.items() if count == len(classes) > 1]
     # fold1, fold_2; person1 and person2 may well have front and side
     are_parts = {re.sub(r"[\W\d_]+", "", name.lower()) for name in classes} <= _PARTS
-    if len(alike) > 1 and (are_parts or len(alike) >= len(classes)):
+    if len(alike) > 1 and (are_parts or len(alike) > len(classes)):
         doubts.append(
             f"all {len(classes)} classes, such as {shown(min(classes))}, have folders of the same "
             f"{len(alike)} names, such as {shown(min(alike))}; where these are the classes, give "

@@ -138,12 +138,14 @@ def test_the_one_class_of_a_folder_too_many_is_doubted(tmp_path):
 @pytest.mark.parametrize(
     ("above", "below", "doubted"),
     [
-        (["color", "grayscale", "segmented"], ["apple", "corn", "grape"], True),  # PlantVillage
+        # PlantVillage
+        (["color", "grayscale", "segmented"], ["apple", "corn", "grape", "peach"], True),
         (["fold1", "fold2", "fold3"], ["cat", "dog"], True),
         (["Fold_1", "Fold_2", "Fold_3"], ["cat", "dog"], True),
         (["person1", "person2", "person3"], ["front", "side"], False),  # of each class
         (["001", "002", "003"], ["left", "right"], False),
         (["ant", "bee", "cat", "dog"], ["front", "back"], False),  # of each class
+        (["cat", "dog"], ["indoor", "outdoor"], False),  # as many: neither is likelier
         (["ant", "bee"], ["train", "test"], False),  # splits
     ],
 )
