@@ -47,6 +47,7 @@ from sslpipe.export.onnx_files import (
 from sslpipe.export.verify import TOLERANCE, outputs, read_outputs, relative_difference
 from sslpipe.portable import disk_error, one_at_a_time
 
+SUMS = "SHA256SUMS"
 PROOF_IMAGES = 4  # of noise, that a reloaded backbone is compared on, 1 and then 3
 
 
@@ -78,7 +79,7 @@ def export_backbone(
         split: Its split, which training has not seen.
         least_equal: Share of these images whose nearest image must be the same as in float32.
         checkpoint: Of a run: "best" or "step-00000012"; None: see `load_backbone`.
-        overwrite: Replace a folder that is there.
+        overwrite: Replace an export that is there.
 
     Returns:
         Each format, and where it lies.
@@ -123,7 +124,7 @@ def export_model(
         model: The backbone; it stays as it is.
         out: The folder to write.
         formats: Names of FORMATS, or INT8; "all": those of FORMATS that can hold this backbone.
-        overwrite: Replace a folder that is there.
+        overwrite: Replace an export that is there.
         say: Called with what comes next.
         preprocessing: Beside each ONNX file, write one that takes pixels of any size.
         images: Split, and the name of its data set, that INT8 is proved with.
@@ -189,7 +190,7 @@ def export_model(
         (folder / "README.md").write_text(card, encoding="utf-8")
         for part in (folder / "timm", folder / "hf", folder):  # each can be used alone
             if part.is_dir():
-                (part / "SHA256SUMS").write_text(sha256_sums(part))
+                (part / SUMS).write_text(sha256_sums(part))
         if out.exists():
             shutil.move(out, scratch / "replaced")
         folder.replace(out)
@@ -197,8 +198,28 @@ def export_model(
 
 
 def _check_free(out: Path, *, overwrite: bool) -> None:
-    if out.exists() and not overwrite and (not out.is_dir() or any(out.iterdir())):
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not overwrite:
         raise ExportError(f"{out} exists; replace it with --overwrite, or choose another folder")
+    others = _of_no_export(out)
+    if others:  # such as a run's checkpoints: they would be gone
+        raise ExportError(
+            f"{out} holds {others[0]}, which no export wrote, and --overwrite replaces exports "
+            "alone; choose another folder"
+        )
+
+
+def _of_no_export(out: Path) -> list[str]:
+    """List the files of a folder that its SHA256SUMS, an export's, does not name."""
+    if not out.is_dir():
+        return [out.name]
+    sums = out / SUMS
+    lines = sums.read_text(encoding="utf-8", errors="replace").splitlines() if sums.exists() else []
+    listed = {SUMS, *(line.partition("  ")[2] for line in lines)}
+    files = (path for path in sorted(out.rglob("*")) if path.is_symlink() or not path.is_dir())
+    names = (path.relative_to(out).as_posix() for path in files)
+    return [name for name in names if name not in listed]
 
 
 @contextmanager

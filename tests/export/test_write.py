@@ -130,6 +130,23 @@ def test_a_failed_export_leaves_the_one_before_it_as_it_was(tmp_path):
     assert os.listdir(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize("folder", ["a run", "an export with notes", "a file"])
+def test_what_no_export_wrote_is_not_replaced_by_one(tmp_path, folder):
+    out = tmp_path / "out"
+    if folder == "an export with notes":
+        export_model(trained(RESNET, **IMAGENET), out, ["safetensors", "timm"])
+    if folder == "a file":
+        out.write_text("mine")
+    else:
+        (out / "checkpoints/step-00000003").mkdir(parents=True)
+        (out / "checkpoints/step-00000003/model.safetensors").write_text("mine")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    named = "out holds out" if folder == "a file" else "checkpoints/step-00000003/model.safetensors"
+    with pytest.raises(ExportError, match=named):
+        export_model(trained(), out, ["safetensors"], overwrite=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 RESNET, IMAGENET = "torchvision/resnet18", {"stem": "imagenet"}
 
 
