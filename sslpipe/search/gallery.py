@@ -7,6 +7,7 @@ removing another name changes no bit of it, and nothing is ever trained.
 
 from __future__ import annotations
 
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,7 +109,7 @@ class Gallery:
         return len(self._names)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._names
+        return _composed(name) in self._names
 
     @property
     def calibrated(self) -> bool:
@@ -128,14 +129,17 @@ class Gallery:
 
     @checked
     def enrol(self, names: Sequence[str], embeddings: Rows) -> None:
-        """Add one row a name, of as many names as there are rows; a name may come again."""
+        """Add one row a name, of as many names as there are rows; a name may come again.
+
+        Names that differ by the Unicode form of an accent alone are one.
+        """
         rows = self._checked(embeddings, names)
         if len(rows) != len(names):
             raise UserError(f"{len(names)} names for {len(rows)} embeddings")
         for name in names:
             if name.encode(errors="replace").decode() != name:  # the file would have question marks
                 raise UserError(f"name {name!r} is not UTF-8; write it in UTF-8")
-        places = [self._names.setdefault(name, len(self._names)) for name in names]
+        places = [self._names.setdefault(_composed(name), len(self._names)) for name in names]
         self._embeddings = torch.cat([self._embeddings, rows])
         self._owner = torch.cat([self._owner, torch.tensor(places)])
 
@@ -147,7 +151,8 @@ class Gallery:
         self._embeddings = self._embeddings[kept]
         owner = self._owner[kept]
         self._owner = owner - (owner > place).long()
-        self._names = {other: n for n, other in enumerate(x for x in self._names if x != name)}
+        self._names.pop(_composed(name))
+        self._names = {other: n for n, other in enumerate(self._names)}
 
     @checked
     def rank(self, queries: Rows, top: int = 1) -> list[list[Match]]:
@@ -256,6 +261,7 @@ class Gallery:
         return gallery
 
     def _place(self, name: str) -> int:
+        name = _composed(name)
         if name not in self._names:
             hint = did_you_mean(name, self._names)
             raise UserError(f"{name!r} is not in the gallery{hint}")
@@ -272,6 +278,11 @@ class Gallery:
             rows = self.flattening.apply(rows)
         _refuse_zeros(rows, names)
         return fixed_point_units(rows)
+
+
+def _composed(name: str) -> str:
+    """Return a name in one form of its accents: folders of a Mac have another than keyboards."""
+    return unicodedata.normalize("NFC", name)
 
 
 def as_rows(embeddings: object, name: str) -> Tensor:

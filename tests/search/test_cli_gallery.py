@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from sslpipe.augment.eval_view import eval_view_for
+from sslpipe.cli.terminal import encode_readable
 from sslpipe.data.decode import decode
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.flatten import Power
@@ -212,3 +213,25 @@ def test_mistakes_are_one_line(photos, model, gallery, tmp_path_factory):
     said, warned = gallery("enrol", book, photos / "photos", "--model", model)
     assert "skipped" in warned
     assert "9 images of 3 names" in said
+
+
+@pytest.mark.parametrize("command", ["add", "calibrate"])
+def test_what_others_enrol_while_images_are_read_stays(
+    photos, model, gallery, monkeypatch, command
+):
+    book = photos / "book.safetensors"
+    gallery("enrol", book, photos / "photos", "--model", model)
+
+    def read_slowly(*arguments):
+        other = Gallery.load(book)
+        other.add("zoe", torch.randn(16, generator=torch.Generator().manual_seed(0)))
+        other.save(book)
+        return encode_readable(*arguments)
+
+    monkeypatch.setattr("sslpipe.search.cli.gallery.encode_readable", read_slowly)
+    words = {"add": ("dan", photos / "strangers/0.png"), "calibrate": (photos / "strangers",)}
+    gallery(command, book, *words[command], "--model", model)
+    after = Gallery.load(book)
+    assert {"ann", "bob", "cy", "zoe"} <= {*after.names}
+    assert ("dan" in after) == (command == "add")
+    assert after.calibrated == (command == "calibrate")

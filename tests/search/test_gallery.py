@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import unicodedata
 
 import pytest
 import torch
@@ -183,6 +184,22 @@ def test_a_flipped_bit_in_a_file_is_one_line_or_changes_nothing(tmp_path):
         assert all(torch.equal(loaded.embeddings(n), gallery.embeddings(n)) for n in gallery.names)
     assert len(said) > 0.9 * len(raw)
     assert all(str(path) in line and "\n" not in line for line in said)
+
+
+def test_two_unicode_forms_of_a_name_are_one(tmp_path):
+    """A folder on a Mac is named with its accents apart, and a keyboard types them composed."""
+    composed, apart = (unicodedata.normalize(form, "Jos\u00e9") for form in ("NFC", "NFD"))
+    gallery = Gallery(DIM)
+    gallery.enrol([apart, composed, "Ann"], some(3))
+    gallery.add(apart, some(1, seed=1))
+    assert gallery.names == (composed, "Ann")
+    assert apart in gallery
+    assert len(gallery.embeddings(apart)) == 3
+    gallery.save(tmp_path / "book")
+    loaded = Gallery.load(tmp_path / "book")
+    loaded.remove(apart)
+    assert loaded.names == ("Ann",)
+    assert torch.equal(loaded.embeddings("Ann"), gallery.embeddings("Ann"))
 
 
 def test_a_saved_gallery_is_the_same_after_loading(tmp_path):

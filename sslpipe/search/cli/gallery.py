@@ -10,6 +10,7 @@ from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import Model, argument, command, option
 from sslpipe.cli.terminal import encode_readable, new_app, say, show
 from sslpipe.errors import DataError, UserError, counted, one_line
+from sslpipe.portable import one_at_a_time
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,13 +81,18 @@ def _enrol(
     flatten: bool | None,
 ) -> tuple["Gallery", list[str]]:
     """Add images to a gallery, or begin one with them; also the names of those that are read."""
-    book = _open(gallery, backbone, flatten) if gallery.exists() else None
+    if gallery.exists():
+        _open(gallery, backbone, flatten)  # it may be of another model: before images are read
     kept, embeddings = encode_readable(backbone, [path for _, path in named])
     names = [named[k][0] for k in kept]
-    if book is None:
-        book = _new(backbone, embeddings, names, flatten)
-    book.enrol(names, embeddings)
-    book.save(gallery)
+    gallery.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(gallery.parent, say):  # what others add meanwhile stays
+        if gallery.exists():
+            book = _open(gallery, backbone, flatten)
+        else:
+            book = _new(backbone, embeddings, names, flatten)
+        book.enrol(names, embeddings)
+        book.save(gallery)
     return book, names
 
 
@@ -121,9 +127,11 @@ def remove(
     name: Annotated[str, argument("The name to remove.")],
 ) -> None:
     """Remove a name and its images."""
-    book = _read(gallery)
-    book.remove(name)
-    book.save(gallery)
+    _check_there(gallery)
+    with one_at_a_time(gallery.parent, say):
+        book = _read(gallery)
+        book.remove(name)
+        book.save(gallery)
     show(f"{gallery}: {one_line(name)} is gone; {len(book)} names are left")
 
 
@@ -165,16 +173,18 @@ def calibrate(
     find_images(folder)
     backbone = model.load()
     paths = find_images(folder, backbone.image_type)
-    book = _open(gallery, backbone)
+    _open(gallery, backbone)
     kept, embeddings = encode_readable(backbone, paths)
-    for place, (nearest, *_) in zip(kept, book.rank(embeddings), strict=True):
-        if nearest.score >= SAME:
-            raise UserError(
-                f"{paths[place]} is an enrolled image of {nearest.name!r}, or a copy: give images "
-                "of people who are not enrolled"
-            )
-    threshold = book.calibrate(embeddings, far)
-    book.save(gallery)
+    with one_at_a_time(gallery.parent, say):
+        book = _open(gallery, backbone)
+        for place, (nearest, *_) in zip(kept, book.rank(embeddings), strict=True):
+            if nearest.score >= SAME:
+                raise UserError(
+                    f"{paths[place]} is an enrolled image of {nearest.name!r}, or a copy: give "
+                    "images of people who are not enrolled"
+                )
+        threshold = book.calibrate(embeddings, far)
+        book.save(gallery)
     show(f"{gallery}: threshold {threshold:.4f} from {len(embeddings)} strangers at FAR {far:g}")
     if len(embeddings) * far < 1:
         few = f"fewer than {1 / far:.0f} strangers say little about FAR {far:g}"
