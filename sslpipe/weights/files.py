@@ -59,6 +59,7 @@ _TABLES = {
 }
 _LISTS = {"collections": "UserList deque"}
 
+_OF_PROGRAMS = ("/constants.pkl", "/archive_format")  # files in their archives
 MOST_EXPANDED = 4  # bytes of tensors for each byte of a file
 MOST_NESTED = 8  # tables in tables that are looked into
 Tree = dict[str, Any]  # of tensors, tables and plain values, as a checkpoint nests them
@@ -114,8 +115,8 @@ def _read_file(path: Path) -> Tree:
         is_zip = zipfile.is_zipfile(path)
         if is_zip and _is_program(path):
             raise WeightsError(
-                f"{path} is a TorchScript archive, a program, and nothing is run; name the state "
-                "dict that it was made from"
+                f"{path} is a program, of TorchScript or torch.export, and nothing is run; name "
+                "the export or the state dict that it was made from"
             )
         with torch.serialization.safe_globals([argparse.Namespace, *_stand_ins()]):
             tree = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
@@ -134,7 +135,7 @@ def _read_file(path: Path) -> Tree:
         raise WeightsError(
             f"{path} is damaged, or no file of tensors (.safetensors, or torch.save's): {text}"
         ) from error
-    if isinstance(tree, list | tuple):  # such as (state_dict, epoch)
+    if isinstance(tree, list | tuple) and any(isinstance(each, Mapping) for each in tree):
         tree = dict(enumerate(tree))
     if not isinstance(tree, Mapping):
         raise WeightsError(f"{path} holds a {type(tree).__name__}, not a table of named tensors")
@@ -186,9 +187,9 @@ def _stand_ins() -> list[Any]:
 
 
 def _is_program(path: Path) -> bool:
-    """Return whether a zip file is one of TorchScript."""
+    """Return whether a zip file is one of TorchScript, or of torch.export."""
     with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+        return any(name.endswith(_OF_PROGRAMS) for name in archive.namelist())
 
 
 def _dense(value: Any, depth: int = 0) -> Iterator[Tensor]:

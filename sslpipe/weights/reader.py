@@ -72,6 +72,7 @@ def read_weights(
     checkpoint = open_checkpoint(tree, what)
     stated = _stated(source, config)
     kind, tag = _named_by_the_user(source, config)
+    arch = _arch(tree)
     known = stated or component
     notes = []
     if kind is not None:
@@ -79,7 +80,7 @@ def read_weights(
     elif known is not None:
         theirs = known
     else:
-        theirs, note = _named_by_the_file(source, tree, checkpoint)
+        theirs, note = _named_by_the_file(source, arch, checkpoint)
         notes.append(note)
     # where the encoder lies
     wanted = _computing_as(component or theirs, stated)
@@ -95,6 +96,8 @@ def read_weights(
     del tree
     encoder = find_encoder(checkpoint, sketch, wanted.kind, what)
     is_plain = encoder is not None and encoder.is_plain
+    if encoder is not None and kind is not None:
+        _check_arch(source, arch, wanted, sketch, checkpoint)
     averaging = _averaging(wanted, sketch, checkpoint)
     if encoder is None and component is None and averaging is not None:
         wanted = averaging
@@ -166,7 +169,7 @@ def _layout(config: dict[str, Any], encoder: Encoder | None) -> str:
 
 
 def _named_by_the_file(
-    source: Source, tree: dict[str, Any], checkpoint: Checkpoint
+    source: Source, arch: str | None, checkpoint: Checkpoint
 ) -> tuple[SparseSettings, str]:
     """Return the network that a file names, or whose whole classifier it is; and a note.
 
@@ -183,7 +186,6 @@ def _named_by_the_file(
         return backbone_settings(
             kind=kind
         ), f"its tensors are those of torchvision's classifier {kind}"
-    arch = _arch(tree)
     known = {
         "torchvision": torchvision.models.list_models(module=torchvision.models),
         "timm": [arch] if arch is not None and timm.is_model(arch) else [],
@@ -219,6 +221,36 @@ def _arch(tree: dict[str, Any]) -> str | None:
             if isinstance(name, str) and name:
                 return name
     return None
+
+
+def _check_arch(
+    source: Source,
+    arch: str | None,
+    wanted: SparseSettings,
+    sketch: Backbone,
+    checkpoint: Checkpoint,
+) -> None:
+    """Raise WeightsError where a file names a network of the same tensors that computes otherwise.
+
+    Of timm's networks some differ by padding, activation or an epsilon alone.
+    """
+    import timm
+
+    family, _, architecture = wanted.kind.partition("/")
+    if family != "timm" or arch in (None, architecture) or not timm.is_model(arch):
+        return
+    try:
+        named = backbone_settings(f"timm/{arch}", wanted.arguments)
+        theirs = _sketch(named, own_size(named), checkpoint)
+    except UserError:
+        return
+    if str(theirs.network) == str(sketch.network):
+        return
+    if find_encoder(checkpoint, theirs, named.kind, source.text) is not None:
+        raise WeightsError(
+            f"{source.text}: the file names its network, arch = {shown(arch)}, which has the same "
+            f"tensors as {architecture} and computes otherwise; write timm/{arch}@{source.path}"
+        )
 
 
 def _read_object(path: Path, name: str) -> dict[str, Any]:

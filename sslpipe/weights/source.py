@@ -118,8 +118,16 @@ def _of_files(text: str, path: Path, kind: str | None = None) -> Source:
     """Return the source of a file or folder that exists, of the `kind` of network that is named.
 
     Raises:
-        WeightsError: It holds no weights.
+        WeightsError: It holds no weights, or is a part of a run or an export.
     """
+    if kind is None:
+        _check_whole(path)
+    if path.suffix == ".npz" and kind is not None:
+        raise WeightsError(
+            f"{path}: weights of JAX are not read; timm reads them, timm.create_model(NAME, "
+            "checkpoint_path=FILE), and safetensors.torch.save_file(model.state_dict(), "
+            "'weights.safetensors') saves them"
+        )
     if path.suffix in (".npy", ".npz"):
         raise WeightsError(f"{text} {VECTORS}")
     if path.is_dir():
@@ -133,6 +141,18 @@ def _of_files(text: str, path: Path, kind: str | None = None) -> Source:
             "weights that it was made from"
         )
     return Source(text, "path", path, kind)
+
+
+def _check_whole(path: Path) -> None:
+    """Raise WeightsError where a path leads inside a run or an export, which has more to tell."""
+    for run in path.absolute().parents[:3]:
+        inside = path.absolute().relative_to(run).parts
+        if inside[0] == "checkpoints" and (run / "recipe.json").is_file():
+            step = next((name for name in inside if name.startswith("step-")), "")
+            named = f", with --checkpoint={step}" if step else ""
+            raise WeightsError(f"{path} is a part of a run: name the run, {run}{named}")
+    if path.name == "model.safetensors" and (path.parent / "SHA256SUMS").is_file():
+        raise WeightsError(f"{path} is a part of an export: name its folder, {path.parent}")
 
 
 def _of_folder(text: str, path: Path, kind: str | None) -> Source:
@@ -221,6 +241,11 @@ def weights_file(folder: Path) -> Path:
             raise WeightsError(f"{folder} holds several files of weights ({names}); name one")
         if files:
             return files[0]
+    if any(folder.glob("*.distcp")):
+        raise WeightsError(
+            f"{folder} holds a checkpoint in parts; make one file of it: python -m "
+            f"torch.distributed.checkpoint.format_utils dcp_to_torch {folder} weights.pth"
+        )
     raise WeightsError(
         f"{folder} is neither an export nor a run: it has no {' and no '.join(OF_SSLPIPE)}; and it "
         f"has no weights of another program ({', '.join(PREFERRED[:3])}, ...)"

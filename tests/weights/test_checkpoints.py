@@ -273,6 +273,18 @@ def test_a_name_in_a_file_that_does_not_fit_is_no_network(tmp_path, encoders):
         assert repr(arch) in str(caught.value) or arch == 3
 
 
+def test_a_name_in_a_file_counts_where_the_same_tensors_compute_otherwise(tmp_path):
+    """Those of TensorFlow pad otherwise; DeiT's network is that of timm's plain one."""
+    network = randomised(timm.create_model("tf_efficientnet_lite0"))
+    path = saved({"arch": "tf_efficientnet_lite0", "state_dict": network.state_dict()}, tmp_path)
+    with pytest.raises(WeightsError, match=rf"write timm/tf_efficientnet_lite0@{path}"):
+        load_backbone(f"timm/efficientnet_lite0@{path}")
+    assert equals(load_backbone(f"timm/tf_efficientnet_lite0@{path}"), network)
+    plain = randomised(timm.create_model("vit_tiny_patch16_224"))
+    path = saved({"arch": "deit_tiny_patch16_224", "state_dict": plain.state_dict()}, tmp_path)
+    assert equals(load_backbone(f"timm/vit_tiny_patch16_224@{path}"), plain)
+
+
 @pytest.mark.parametrize("layout", ["bare", "in a table", "averaged", "wrapped"])
 def test_a_whole_classifier_of_torchvision_needs_no_name(tmp_path, encoders, layout):
     online, momentum = encoders

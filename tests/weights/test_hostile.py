@@ -7,12 +7,13 @@ import re
 import resource
 import time
 
+import numpy as np
 import pytest
 import torch
 import torchvision
 from safetensors.torch import save_file
 
-from sslpipe.errors import UserError
+from sslpipe.errors import UserError, WeightsError
 from sslpipe.export.load import load_backbone
 from sslpipe.models import limits
 from sslpipe.models.backbones import backbone_settings
@@ -228,3 +229,41 @@ def test_a_hostile_file_is_one_line_at_once_in_little_memory(name, tmp_path, mon
     refused(source)
     assert time.monotonic() - begin_s < SLOWEST_S
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_GROWTH_KIB
+
+
+def test_a_part_of_a_run_or_an_export_is_refused_with_the_whole(tmp_path):
+    run = tmp_path / "run"
+    step = run / "checkpoints" / "step-00000003"
+    step.mkdir(parents=True)
+    (run / "recipe.json").write_text("{}")
+    save_file({"backbone.network.conv1.weight": torch.ones(2)}, step / "model.safetensors")
+    (run / "checkpoints" / "latest").write_text("step-00000003")
+    for part in (step, step / "model.safetensors"):
+        with pytest.raises(WeightsError, match=rf"the run, {run}, .*step-00000003"):
+            load_backbone(part)
+    for part in (run / "checkpoints", run / "checkpoints" / "latest"):
+        with pytest.raises(WeightsError, match=rf"name the run, {run}$"):
+            load_backbone(part)
+    (step / "SHA256SUMS").touch()
+    (step / "config.json").touch()
+    export = (run / "checkpoints").rename(tmp_path / "export") / "step-00000003"
+    with pytest.raises(WeightsError, match=rf"its folder, {export}$"):
+        load_backbone(export / "model.safetensors")
+
+
+def test_formats_that_hold_no_tensors_for_torch_are_named_with_what_reads_them(tmp_path):
+    class Sum(torch.nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    torch.export.save(torch.export.export(Sum(), (torch.ones(2),)), tmp_path / "model.pt2")
+    np.savez(tmp_path / "jax.npz", cls=np.ones(3))
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "__0_0.distcp").touch()
+    for name, remedy in (
+        ("model.pt2", "torch.export"),
+        ("jax.npz", "checkpoint_path"),
+        ("parts", "dcp_to_torch"),
+    ):
+        with pytest.raises(WeightsError, match=remedy):
+            load_backbone(f"timm/resnet18@{tmp_path / name}")
