@@ -38,6 +38,13 @@ from sslpipe.sharding.tables import (
 
 _LABELLED = re.compile(r"(.+?)[\s,;]+(\S+)")  # a path and its class
 LISTS_OF_PATHS = (".txt", ".lst")
+_OTHER_TABLES = {  # what reads them
+    (".json",): "pandas.read_json(FILE)",
+    (".jsonl", ".ndjson"): "pandas.read_json(FILE, lines=True)",
+    (".xlsx", ".xls", ".ods"): "pandas.read_excel(FILE)",
+    (".feather",): "pandas.read_feather(FILE)",
+    (".gz", ".zip", ".bz2", ".xz"): "pandas.read_csv(FILE)",
+}
 DELIMITERS = (",", ";", "\t", "|")
 
 
@@ -50,6 +57,7 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     path = options.csv
     if path is None:
         raise DataError("--source=csv needs --csv FILE")
+    _check_text(path)
     root = options.root or path.parent
     by = options.split_column
     if path.suffix.lower() in LISTS_OF_PATHS and not by:
@@ -84,6 +92,19 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
             images[split] = replace(own, together=together)
     first, own = next(iter(images.items()))
     return {**images, first: replace(own, left_out=[*own.left_out, *left_out])}
+
+
+def _check_text(path: Path) -> None:
+    """Raise DataError, with what reads it, where a table is no text by its name."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        raise DataError(f"{path} is a parquet file; --source=parquet --root={str(path)!r} reads it")
+    for suffixes, reads in _OTHER_TABLES.items():
+        if suffix in suffixes:
+            raise DataError(
+                f"{path} is no CSV; give it as a DataFrame: sslpipe.build_dataset(OUT, {reads}, "
+                f"root={str(path.parent)!r}, image_column=..., label_column=...)"
+            )
 
 
 @runtime_checkable

@@ -52,6 +52,7 @@ _UNREAD = {
     "`sslpipe sensors build` reads them": SENSOR_SUFFIXES,
 }
 _IMAGES = ("a GIF", "a TIFF", "an AVIF", "a HEIC", "a JPEG XL")  # of `other_kind`
+_TABLES = (".csv", ".tsv", ".jsonl", ".xlsx")
 MOST_OPENED = 100  # files of a kind
 _PARTS = {"fold", "part", "batch", "set", "subset", "chunk"}  # of a data set, with a number
 # names of folders beside each other that are parts of a data set, not classes
@@ -379,6 +380,12 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     first = by_split[chosen[0]]
     said = group_kinds((e.reason or e.absent, e.kind, _below(root, e.path)) for e in left_out)
     doubts = [*first.doubts, *_unread(root, left_out), *_doubts(root, splits, rows, folders)]
+    tables = [entry.path for entry in left_out if entry.path.suffix.lower() in _TABLES]
+    if options.labels and tables and not any(own.classes for own in by_split.values()):
+        doubts.append(
+            "no folders are classes, and a table may name them: --source=csv "
+            f"--csv={str(tables[0])!r} reads its columns"
+        )
     return {**by_split, chosen[0]: replace(first, left_out=said, doubts=doubts)}
 
 

@@ -4,6 +4,7 @@ It answers whether what went in is what the user meant: what became a split, a c
 what was skipped and why, and what looks like a slip.
 """
 
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,9 @@ UNSEEN = "_unseen"  # ends the name of a split of classes that its split lacks
 MOST_NAMED = 3  # names in a line
 MOST_KINDS = 6  # such as suffixes, in a line
 MOST_LINES = 24  # of skipped, of images, of doubts: one screen
+_GAPS = frozenset(["nan", "none", "null", "<na>", "n/a"])  # in lower case
+_BETWEEN = re.compile(r"[|;,]")  # labels in one cell
+_BESIDE = re.compile(r"^[\s\['\"({]+|[\s\]'\")}]+$")  # a label in a list of Python or JSON
 SHORTEST_NEAR = 4  # letters of the longer of two names that may be a slip of each other
 
 
@@ -240,6 +244,18 @@ def class_doubts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
         doubts.append(
             f"{counted(len(like_splits), 'class')} named like a split: {_names(like_splits)}"
         )
+    gaps = [name for name in names if name.casefold() in _GAPS]
+    if gaps:
+        doubts.append(
+            f"{counted(len(gaps), 'class')} named as programs write a gap: {_names(gaps)}; where "
+            "these have no label, empty the cell"
+        )
+    several = _several_labels(names)
+    if several:
+        doubts.append(
+            f"{counted(len(several), 'class')} whose names are lists of labels: {_names(several)}; "
+            "a sample has one class, and each list became one"
+        )
     by_key: dict[str, list[str]] = defaultdict(list)
     for name in names:
         by_key[_plain(name)].append(name)
@@ -275,6 +291,13 @@ def class_doubts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
     if empty:
         doubts.append(f"{counted(len(empty), 'class')} without an image: {_names(empty)}")
     return doubts
+
+
+def _several_labels(names: Sequence[str]) -> list[str]:
+    """Return the names that are several labels, of which one is another's: a|b beside b."""
+    parts = {name: [_BESIDE.sub("", part) for part in _BETWEEN.split(name)] for name in names}
+    alone = {own[0] for own in parts.values() if len(own) == 1}
+    return [name for name, own in parts.items() if len(own) > 1 and not alone.isdisjoint(own)]
 
 
 def _with_unseen(labelled: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:

@@ -272,9 +272,10 @@ def _name(place: Place, root: Path) -> str:
 
 
 def listed_file(path: Place) -> Place:
-    """Return the file that a list means: as written; with Windows' separators; without its suffix.
+    """Return the file that a list means: as written, or nearly so.
 
-    Tables of Kaggle name ids, and one image file of that name is there.
+    Lists have Windows' separators, and other Unicode forms of accents than a Mac's files. Tables of
+    Kaggle name ids, and one image file of that name is there.
 
     Raises:
         DataError: Several image files have the name.
@@ -282,6 +283,11 @@ def listed_file(path: Place) -> Place:
     if isinstance(path, str) or os.path.exists(path):  # False, too, where a name is too long
         return path
     tries = [path, Path(str(path).replace("\\", "/"))]
+    for form in ("NFC", "NFD"):
+        tries += [
+            path.with_name(unicodedata.normalize(form, path.name)),
+            Path(unicodedata.normalize(form, str(path))),
+        ]
     for each in tries:
         if os.path.isfile(each):
             return each
@@ -390,7 +396,7 @@ def check_missing(
         return
     hint = ", or give --skip-missing to build without them" if some_stay else ""
     if not some_stay and root is not None:
-        hint = _where_instead(Path(missing[0]), root)
+        hint = _where_instead(Path(missing[0]), root) or _other_case(Path(missing[0]))
     remedy = "mend the list or --root"
     if beside is not None:
         remedy = f"paths are relative to {beside}: move the table to where they begin, or mend it"
@@ -398,6 +404,13 @@ def check_missing(
         f"cannot read {missing[0][:MOST_LETTERS]}: No such file or directory; {len(missing):,} of "
         f"{total:,} listed files are missing: {remedy}{hint}"
     )
+
+
+def _other_case(path: Path) -> str:
+    """Return that a file of this name but for its case is there; "" for none."""
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    found = next((file for file in beside if file.name.casefold() == path.name.casefold()), None)
+    return "" if found is None else f"; {found.name} is there: case counts, write it so"
 
 
 def _where_instead(path: Path, root: Path) -> str:

@@ -1,6 +1,7 @@
 """Lists of images as people have them: ids, other separators, a path a line, one parquet."""
 
 import re
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -109,9 +110,71 @@ def test_names_with_blanks_in_a_list_are_no_classes(tmp_path, photos):
     assert load_index(tmp_path / "out").manifest.classes == ()
 
 
+@pytest.mark.parametrize("listed", ["NFC", "NFD"])
+def test_files_are_found_whatever_the_unicode_form_of_their_accents(tmp_path, photos, listed):
+    """A Mac's files have accents apart, and spreadsheets write them composed."""
+    stored = {"NFC": "NFD", "NFD": "NFC"}[listed]
+    names = ["deep/caf\u00e9.PNG", "r\u00eave.PNG"]
+    for place, name in zip(("deep/id4.PNG", "id0.PNG"), names, strict=True):
+        (photos / place).rename(photos / unicodedata.normalize(stored, name))
+    rows = [f"{unicodedata.normalize(listed, name)},a\n" for name in names]
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(rows))
+    words = ["--source", "csv", "--csv", tmp_path / "list.csv", "--root", photos]
+    (own,) = built(tmp_path, *words).values()
+    assert [unicodedata.normalize("NFC", name) for name in own] == names
+
+
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [
+        ("list.json", "pandas.read_json(FILE)"),
+        ("metadata.jsonl", "lines=True"),
+        ("LIST.XLSX", "pandas.read_excel(FILE)"),
+        ("list.csv.gz", "pandas.read_csv(FILE)"),
+        ("train.parquet", "--source=parquet"),
+    ],
+)
+def test_a_table_of_another_kind_is_refused_with_what_reads_it(tmp_path, capsys, name, reads):
+    (tmp_path / name).write_bytes(b'{"file_name": "id0.PNG", "label": "\xe4"}\n')
+    error = error_of(capsys, "build", tmp_path / "o", "--source", "csv", "--csv", tmp_path / name)
+    assert name in error
+    assert reads in error
+
+
+def test_gaps_and_lists_of_labels_that_became_classes_are_doubted(tmp_path, photos):
+    labels = ["nan", "None", "owl", "owl|dove", "['dove', 'owl']"]
+    rows = [f'id{number}.PNG,"{label}"\n' for number, label in enumerate(labels)]
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(rows))
+    (photos / "deep/id4.PNG").rename(photos / "id4.PNG")
+    built(tmp_path, "--source", "csv", "--csv", tmp_path / "list.csv", "--root", photos)
+    doubts = Report.model_validate_json((tmp_path / "out" / FILE).read_text()).doubts
+    assert any("nan" in doubt and "gap" in doubt for doubt in doubts)
+    (several,) = (doubt for doubt in doubts if "lists of labels" in doubt)
+    assert several.startswith("2 classes")
+    assert "owl|dove" in several
+
+
+def test_a_table_beside_images_without_classes_is_named(tmp_path, photos):
+    """As Hugging Face's imagefolder has it."""
+    (photos / "metadata.csv").write_text("file_name,label\nid0.PNG,a\n")
+    for number in (4, 5):
+        (photos / "deep" / f"id{number}.PNG").rename(photos / f"id{number}.PNG")
+    assert run("build", tmp_path / "out", "--root", photos) == 0
+    report = Report.model_validate_json((tmp_path / "out" / FILE).read_text())
+    named = f"--csv='{photos / 'metadata.csv'}'"
+    assert any(named in doubt for doubt in report.doubts)
+    for number in range(6):
+        (photos / f"id{number}.PNG").rename(photos / "deep" / f"id{number}.PNG")
+    assert run("build", tmp_path / "labelled", "--root", photos) == 0
+    report = Report.model_validate_json((tmp_path / "labelled" / FILE).read_text())
+    assert report.splits["train"].classes == 1
+    assert not any("metadata.csv" in doubt for doubt in report.doubts)
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
+        ("ID0.png", "id0.PNG is there: case counts, write it so"),
         ("id4", "--root='{photos}/deep'"),
         ("id4.PNG", "--root='{photos}/deep'"),
         ("deep\\id4.PNG", "--root='{photos}'"),
