@@ -55,7 +55,10 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         _check_names(name, signature, kwargs)
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:  # which does not say of what
+            raise TypeError(f"{name}: {error}") from None
         adapters = _adapters(function)
         for argument, value in list(bound.arguments.items()):
             if argument in adapters:

@@ -89,8 +89,8 @@ def test_a_wrong_name_is_refused_with_the_nearest_one(function, given, nearest):
         function(**{given: "x"})
 
 
-def test_a_missing_argument_is_named():
-    with pytest.raises(TypeError, match="test_features"):
+def test_a_missing_argument_is_named_with_its_function():
+    with pytest.raises(TypeError, match=r"knn: .*test_features"):
         sslpipe.knn(ROWS, LABELS)
 
 

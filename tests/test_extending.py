@@ -1,5 +1,7 @@
 """docs/extending.md and metric-learning.md: examples run, and are in the tables afterwards."""
 
+import ast
+import builtins
 import importlib.util
 import re
 import sys
@@ -30,9 +32,8 @@ from sslpipe.sharding.sources import SourceOptions
 from tests.helpers.dataset import picture, png
 from tests.helpers.runs import RECIPE, ROOT, write_recipe
 
-TEXT = "\n".join(
-    (ROOT / "docs" / f"{name}.md").read_text() for name in ("extending", "metric-learning")
-)
+EXTENDING = (ROOT / "docs/extending.md").read_text()
+TEXT = "\n".join([EXTENDING, (ROOT / "docs/metric-learning.md").read_text()])
 TABLES = (LOSSES, METRIC_LOSSES, HEADS, MINERS, BACKBONES, SOURCES, EVALS, TRACKERS)
 
 
@@ -55,6 +56,20 @@ def run_examples(tmp_path_factory):
         table.clear()
         table.update(entries)
     OPS[:] = before[1]
+
+
+@pytest.mark.parametrize("block", re.findall(r"(?s)^```python\n(.*?)^```", EXTENDING, re.MULTILINE))
+def test_a_block_of_the_page_works_as_a_file_of_its_own(block):
+    tree = ast.walk(ast.parse(block))
+    names = [node for node in tree if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)} | {*dir(builtins)}
+    for node in ast.walk(ast.parse(block)):
+        bound |= {node.arg} if isinstance(node, ast.arg) else set()
+        bound |= {node.name} if isinstance(node, ast.ClassDef | ast.FunctionDef) else set()
+        bound |= {each.name for each in getattr(node, "names", ()) if isinstance(each, ast.alias)}
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {each.asname or each.name for each in node.names}
+    assert not {node.id for node in names if isinstance(node.ctx, ast.Load)} - bound
 
 
 def make(table, kind: str, **arguments):
