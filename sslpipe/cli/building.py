@@ -81,8 +81,8 @@ class Writing:
     split_by: Annotated[
         str | None,
         option(
-            "Keep groups of this column, such as patient, in one split; tiles and pages keep to "
-            "their file by themselves."
+            "Keep groups of this column, such as patient, in one split; class: test has classes of "
+            "its own. Tiles and pages keep to their file by themselves."
         ),
     ] = None
     unseen_classes: Annotated[

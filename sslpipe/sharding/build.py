@@ -114,7 +114,7 @@ def write_shards(
         options: Where the source's images are.
         layout: How they are shuffled, cut into shards and changed.
         test_fraction: Share of each class to cut from train as test, in [0, 0.9].
-        split_by: Column whose groups the cut of test leaves whole.
+        split_by: Column whose groups the cut of test leaves whole, or "class".
         unseen_classes: Classes whose images go to splits of their own.
         skip_bad: Skip images that cannot be decoded, instead of raising.
         overwrite: Replace the splits that the source has.

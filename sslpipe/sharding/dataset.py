@@ -100,7 +100,8 @@ def build_dataset(
         background: Colour under transparent parts, "white" or "#ffffff"; None: transparency is
             dropped.
         test_fraction: Share of each class to move from train to test, in [0, 0.9].
-        split_by: Column whose groups, such as patients, stay in one split.
+        split_by: Column whose groups, such as patients, stay in one split; "class": test has
+            classes of its own.
         unseen_classes: Names of classes that go to splits of their own.
         group_by: Column whose groups are stored side by side.
         samples_per_shard: At most.

@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 from sslpipe.arguments import Advance
 from sslpipe.data.columns import kind_of
 from sslpipe.data.decode import BadSample, decode, image_kind
+from sslpipe.data.holdout import CLASS
 from sslpipe.data.image_type import Reading
 from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, Triple
-from sslpipe.data.subsets import choose_groups
+from sslpipe.data.subsets import choose_groups, class_groups
 from sslpipe.errors import DataError, counted, did_you_mean
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
@@ -135,7 +136,7 @@ def cut_test(
     sizes = np.unique(images.labels, return_counts=True)[1].tolist()
     rounded: int = sum(round(fraction * size) for size in sizes)
     if by is not None:
-        groups = find_groups(train.columns, by, "--split-by")
+        groups = _groups_to_split(train, by)
         is_test = choose_groups(groups, images.labels, fraction, seed)
     elif images.together is not None:
         is_test = choose_groups(images.together, images.labels, fraction, seed)
@@ -166,11 +167,21 @@ def cut_test(
     }
 
 
+def _groups_to_split(split: SplitImages, by: str) -> NDArray[np.int64]:
+    """Number images by the column `by`, or by their class; each without one is on its own. (n,)."""
+    labels = split.images.labels
+    if by != CLASS or by in split.columns.column_names:
+        return find_groups(split.columns, by, "--split-by")
+    if (labels < 0).all():
+        raise DataError(f"--split-by={by!r}: no image has a class")
+    return class_groups(labels)
+
+
 def _describe_groups(splits: Mapping[str, SplitImages], by: str) -> list[str]:
     """Count the groups of `by` in each split, in a line; the report counts all else."""
     lines = []
     for name, split in splits.items():
-        groups = find_groups(split.columns, by, "--split-by")[split.numbers]
+        groups = _groups_to_split(split, by)[split.numbers]
         lines.append(f"split {name}: {counted(len(np.unique(groups)), 'group')} of {by}")
     return lines
 

@@ -26,7 +26,7 @@ from sslpipe.sharding.report import FILE
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions
 from sslpipe.sharding.writer import MOST_TOGETHER, Layout
 from tests.helpers.dataset import picture, png
-from tests.helpers.shards import report_of, run, tree, write_tar
+from tests.helpers.shards import error_of, report_of, run, tree, write_tar
 
 LAYOUT = Layout(seed=0, samples_per_shard=7, max_shard_bytes=10**9)
 PATIENTS = ["p1", "p2", "", "p/3\n", "p1", "ü", "", "p2"] * 4
@@ -291,6 +291,23 @@ def test_the_command_line_reads_groups_cuts_and_shows_columns(tmp_path, capsys):
     assert run("verify", out) == 0
     assert run("index", out, "--columns", "") == 0
     assert [*load_index(out).manifest.columns] == ["path"]
+
+
+def test_a_split_by_class_gives_test_classes_of_its_own(tmp_path, capsys):
+    for number in range(8):  # a class of six images, seven of three
+        for image in range(6 if number == 0 else 3):
+            path = tmp_path / f"in/class-{number}/{image}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(png(picture(10 * number + image, 8)))
+    build = ("build", tmp_path / "out", "--root", tmp_path / "in", "--split-by", "class")
+    assert run(*build, "--test-fraction", "0.4") == 0
+    splits = (load_index(tmp_path / "out").split(name) for name in ("train", "test"))
+    train, test = (split.labels.tolist() for split in splits)
+    assert len(train) + len(test) == 27
+    assert not {*train} & {*test}
+    assert 8 <= len(test) <= 14  # 40 % are 10.8, to half of the largest class
+    without = (*build[:2], *build[2:], "--no-labels", "--test-fraction", "0.4", "--overwrite")
+    assert "no image has a class" in error_of(capsys, *without)
 
 
 def test_a_name_that_is_no_text_or_lacks_a_group_is_matched():
