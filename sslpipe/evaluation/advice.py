@@ -17,6 +17,8 @@ from sslpipe.evaluation.verdict import (
 
 ACCURACY = (KNN, "linear")  # measures that are accuracies; others have a name of their own
 _FINISH = "finish the training: the same `sslpipe train` command resumes it"
+_EXPORT = "`sslpipe export` writes the backbone"
+_WHITEN = "`sslpipe whiten EXPORT RUN/features/train.safetensors`"
 NOT_CLEAR = "; not clear among {} measures"
 MOST_TIMES = 10  # so many times the test data are worth asking for
 
@@ -35,6 +37,7 @@ class Alternative(NamedTuple):
     tested: int  # of these
     value: float  # theirs
     because: str = ""  # why a difference whose interval excludes 0 is not clear
+    flattened: bool = False  # of both, the form that decided
 
 
 class Advice(NamedTuple):
@@ -86,6 +89,7 @@ def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
             tested=best["count"],
             value=best["against_value"],
             because=held_back(best),
+            flattened=best["whitened"],
         )
     compared = evaluation.get("comparisons", ())
     if not compared:
@@ -158,7 +162,8 @@ def _next(evaluation: Mapping[str, Any], found: Alternative) -> str:
         (easy, f"take harder test images: on these {found.name} cannot be beaten ({tested})"),
         (found.is_baseline and needed > 0, f"train longer, or take {more}"),
         (found.is_baseline, "train longer, or see what the report's alarms say"),
-        (better, "use it; `sslpipe export` writes the backbone"),
+        (better and found.flattened, f"use it flattened: {_EXPORT}, and {_WHITEN} flattens it"),
+        (better, f"use it; {_EXPORT}"),
         (worse, f"use {weights}: this training made the features worse"),
         (needed > 0, more),
         (True, f"use {weights}, or train longer: {tested} show no difference"),

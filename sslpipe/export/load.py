@@ -132,8 +132,8 @@ def weights_text(model: FrozenBackbone) -> str:
     facts = model.config.facts
     if not {"checkpoint", "checkpoint_reason"} & {*facts}:
         return ""
-    name = facts.get("checkpoint", "the newest checkpoint")
-    reason = f"; {facts['checkpoint_reason']}" if "checkpoint_reason" in facts else ""
+    name = facts.get("checkpoint", f"step {facts.get('step')}")
+    reason = f", {facts['checkpoint_reason']}" if "checkpoint_reason" in facts else ""
     return f"weights: {name} of {facts.get('name')}{reason}"
 
 

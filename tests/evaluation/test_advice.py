@@ -56,7 +56,7 @@ STEPS = {"step": 4, "steps": 10}
             [compared(**FLAT)],
             {},
             "Better than lite0: +8.0 points of kNN accuracy, flattened",
-            "use",
+            "`sslpipe whiten export",
         ),
         ([compared(against="pixels", **WORSE)], {}, "Worse than raw pixels", "train longer"),
     ],
