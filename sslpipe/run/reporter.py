@@ -189,9 +189,10 @@ class RunLog(Reporter):
         known = "  ".join(filter(None, (self._loss, score, self._speed)))
         line = f"step {step}/{self._steps}  {known}"
         steps_per_s = self._progress.tasks[0].speed  # the first one warms up
-        timed = step - self._timed_from > LEAST_TIMED and self._cheaper_steps <= step < self._steps
+        timed = step - self._timed_from > LEAST_TIMED and step < self._steps
         if timed and steps_per_s:
-            line += f"  {clock((self._steps - step) / steps_per_s)} left"
+            at_least = "at least " * (step < self._cheaper_steps)  # later steps take longer
+            line += f"  {at_least}{clock((self._steps - step) / steps_per_s)} left"
         self.say(line)
 
     def picture(self, step: int, name: str, draw: Callable[[], Image.Image]) -> None:
