@@ -137,6 +137,8 @@ class Gallery:
         if len(rows) != len(names):
             raise UserError(f"{len(names)} names for {len(rows)} embeddings")
         for name in names:
+            if not name.strip():
+                raise UserError(f"name {name!r} is blank: who is it?")
             if name.encode(errors="replace").decode() != name:  # the file would have question marks
                 raise UserError(f"name {name!r} is not UTF-8; write it in UTF-8")
         places = [self._names.setdefault(_composed(name), len(self._names)) for name in names]

@@ -74,6 +74,9 @@ def test_enrol_calibrate_identify_remove(photos, model, gallery):
     assert "from 10 strangers at FAR 0.01" in said
     assert "fewer than 100 strangers" in warned
     threshold = Gallery.load(book).threshold
+    _, warned = gallery("calibrate", book, strangers, "--model", model, "--far", "0")
+    assert "no number of strangers shows a FAR of 0" in warned
+    assert Gallery.load(book).threshold == threshold
 
     words = ("identify", book, photos / "photos/cy", strangers, "--model", model)
     lines = [line.split("\t") for line in gallery(*words)[0].splitlines()]
@@ -235,3 +238,13 @@ def test_what_others_enrol_while_images_are_read_stays(
     assert {"ann", "bob", "cy", "zoe"} <= {*after.names}
     assert ("dan" in after) == (command == "add")
     assert after.calibrated == (command == "calibrate")
+
+
+def test_an_image_of_two_names_is_said(photos, model, gallery):
+    book = photos / "book.safetensors"
+    _, said = gallery("enrol", book, photos / "photos", "--model", model)
+    assert "two names" not in said
+    _, said = gallery("add", book, "ann", photos / "photos/ann/0.png", "--model", model)
+    assert "two names" not in said
+    _, said = gallery("add", book, "zoe", photos / "photos/ann/0.png", "--model", model)
+    assert "1 image enrolled under two names, such as zoe and ann" in said

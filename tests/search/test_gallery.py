@@ -186,6 +186,14 @@ def test_a_flipped_bit_in_a_file_is_one_line_or_changes_nothing(tmp_path):
     assert all(str(path) in line and "\n" not in line for line in said)
 
 
+@pytest.mark.parametrize("name", ["", " \t"])
+def test_a_blank_name_is_refused(name):
+    gallery = filled()
+    with pytest.raises(UserError, match="blank"):
+        gallery.enrol(["Ann", name], some(2))
+    assert "Ann" not in gallery
+
+
 def test_two_unicode_forms_of_a_name_are_one(tmp_path):
     """A folder on a Mac is named with its accents apart, and a keyboard types them composed."""
     composed, apart = (unicodedata.normalize(form, "Jos\u00e9") for form in ("NFC", "NFD"))

@@ -93,7 +93,28 @@ def _enrol(
             book = _new(backbone, embeddings, names, flatten)
         book.enrol(names, embeddings)
         book.save(gallery)
+    _doubt_two_names(book, names, embeddings)
     return book, names
+
+
+def _doubt_two_names(book: "Gallery", names: list[str], embeddings: "Tensor") -> None:
+    """Say which images are enrolled under another name, too: only one of the two is ever found."""
+    if len(book) < 2:
+        return
+    ranked = book.rank(embeddings, top=2)
+    others = [
+        (name, match.name)
+        for name, matches in zip(names, ranked, strict=True)
+        for match in matches
+        if match.score >= SAME and match.name != name
+    ]
+    if others:
+        first, second = map(one_line, others[0])
+        say(
+            f"{counted(len(others), 'image')} enrolled under two names, such as {first} and "
+            f"{second}: only one is ever found; remove the other",
+            "yellow",
+        )
 
 
 @command(
@@ -111,6 +132,10 @@ def add(
     """Add one name, or more images to one."""
     check_model(model.model)
     _check_images(images)
+
+    from sslpipe.sharding.sources import class_of
+
+    name = class_of(name) or name
     backbone = model.load()
     book, _ = _enrol(gallery, backbone, [(name, path) for path in images], None)
     show(f"{gallery}: {one_line(name)} has {counted(len(book.embeddings(name)), 'image')}")
@@ -187,7 +212,9 @@ def calibrate(
         book.save(gallery)
     show(f"{gallery}: threshold {threshold:.4f} from {len(embeddings)} strangers at FAR {far:g}")
     if len(embeddings) * far < 1:
-        few = f"fewer than {1 / far:.0f} strangers say little about FAR {far:g}"
+        few = "no number of strangers shows a FAR of 0"
+        if far > 0:
+            few = f"fewer than {1 / far:.0f} strangers say little about FAR {far:g}"
         say(f"{few}: the threshold lies just above the highest of them", "yellow")
     say_next(["gallery", "identify", gallery, folder, "--model", model.model])
 
