@@ -178,6 +178,7 @@ def _measure_sets(
             _check_same_samples({first: ready[first], name: pair})
         else:
             pair = ready[name]
+        protocols.left_out.extend(_without_direction(name, pair))
         if name == start:
             rows = pair[1].features
             spread = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
@@ -222,6 +223,17 @@ def _labelled(pair: Pair, left_out: list[str], device: str) -> Pair:
             rows = rows.rows(torch.nonzero(rows.labels >= 0).flatten())
         sides.append(rows.to(device))
     return sides[0], sides[1]
+
+
+def _without_direction(name: str, pair: Pair) -> list[str]:
+    """Return sentences on features that are all zeros: every cosine with them is 0."""
+    counts = [int((rows.features == 0).all(dim=1).sum()) for rows in pair]
+    return [
+        f"the direction of {count:,} of {len(rows.ids):,} {side} samples by {name}, whose features "
+        "are all zeros: the order of ids decides what is nearest"
+        for side, rows, count in zip(("train", "test"), pair, counts, strict=True)
+        if count
+    ]
 
 
 def _row(name: str, power: float | None, column: str | None, result: Result) -> dict[str, Any]:

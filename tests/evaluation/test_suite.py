@@ -89,6 +89,16 @@ def test_each_number_is_that_of_its_own_function(report):
     assert all(("power" in r) == r["whitened"] for r in report["rows"])
 
 
+def test_features_that_are_all_zeros_are_said(report):
+    assert not any("zeros" in text for text in report["left_out"])
+    sets = two_sets()
+    _, test = sets["noise"]
+    test.features[[3, 5]] = 0
+    said = run_suite(sets, {"data": "made up"})["left_out"]
+    (one,) = (text for text in said if "zeros" in text)
+    assert one.startswith("the direction of 2 of 100 test samples by noise,")
+
+
 def test_each_set_is_flattened_by_the_power_that_its_own_train_rows_choose():
     """Wide axes that say nothing, and narrow ones of noise: one wants whitening, one little."""
     train, test = pair()
