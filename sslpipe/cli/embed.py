@@ -67,7 +67,7 @@ def embed(
     check_model(model)
     files = _files(out, split)
     for file in files.values():
-        check_file(file)
+        check_file(file, FEATURE_SUFFIXES)
     index = open_data(data, files)
 
     from sslpipe.cli.inputs import start

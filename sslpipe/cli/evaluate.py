@@ -122,7 +122,7 @@ def suite(
     """
     for source in [model, *(against or [])]:
         check_model(source)
-    check_file(out)
+    check_file(out, (".json",))
     from sslpipe.evaluation.suite_file import check_split
 
     check_split(split)

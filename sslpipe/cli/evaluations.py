@@ -134,7 +134,7 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
 
     def run(**values: Any) -> None:
         files = Files(**{field.name: values.pop(field.name) for field in fields(Files)})
-        check_file(files.out)
+        check_file(files.out, (".json",))
         target, process = start(files.device, "" if takes_process else name)
         if takes_process:
             values["process"] = process

@@ -68,12 +68,20 @@ def check_folder(folder: Path, option: str = "--out") -> None:
         raise UserError(f"{option} {folder}: {taken} is read-only; name another folder")
 
 
-def check_file(file: Path | None, option: str = "--out") -> None:
-    """Raise UserError where a file cannot be written, or replaced; None: none is to be written."""
+def check_file(file: Path | None, suffixes: tuple[str, ...], option: str = "--out") -> None:
+    """Raise UserError where a file cannot be written, or replaced; None: none is to be written.
+
+    What is there is replaced where its name ends in one of these suffixes, or has none.
+    """
     if file is None:
         return
     if file.is_dir():
         raise UserError(f"{option} {file} is a folder; name a file")
+    if file.exists() and file.suffix.lower() not in ("", *suffixes):  # such as a photograph
+        raise UserError(
+            f"{option} {file} is there, a file of another kind; name one that ends in "
+            f"{' or '.join(suffixes)}"
+        )
     check_folder(file.parent, option)
 
 
@@ -81,7 +89,7 @@ def check_picture(file: Path) -> None:
     """Raise UserError where a picture cannot be written to a file, or its name has another end."""
     if file.suffix.lower() not in IMAGE_SUFFIXES:
         raise UserError(f"--out {file}: a picture is named {', '.join(IMAGE_SUFFIXES)}")
-    check_file(file)
+    check_file(file, IMAGE_SUFFIXES)
 
 
 def check_features(paths: Iterable[Path]) -> None:

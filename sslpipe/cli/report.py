@@ -40,7 +40,7 @@ def report(
     for each in run_dirs:
         check_run(each)
     target = out or report_file(run_dirs)
-    check_file(target)
+    check_file(target, (".html", ".htm"))
     index = None if data is None else open_data(data)
 
     from sslpipe.api import write_report

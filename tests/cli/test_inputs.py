@@ -169,7 +169,18 @@ def test_a_mistake_is_reported_before_anything_is_computed(answers, mistake):
 def test_a_folder_that_is_read_only_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # root may write anywhere
     with pytest.raises(UserError, match=f"out .*: {tmp_path} is read-only"):
-        check_file(tmp_path / "new" / "eval.json")
+        check_file(tmp_path / "new" / "eval.json", (".json",))
+
+
+def test_a_file_of_another_kind_is_not_replaced(tmp_path):
+    for name in ("cat.jpg", "photos.safetensors", "dataset.json"):
+        (tmp_path / name).touch()
+        with pytest.raises(UserError, match=rf"{name} is there, .* ends in \.html or \.htm"):
+            check_file(tmp_path / name, (".html", ".htm"))
+    for name in ("page.html", "page.HTM", "page"):
+        (tmp_path / name).touch()
+        check_file(tmp_path / name, (".html", ".htm"))
+    check_file(tmp_path / "new.jpg", (".html", ".htm"))
 
 
 def test_the_defaults_of_the_help_are_those_of_the_functions():

@@ -84,7 +84,7 @@ def search(
         raise UserError("--out is a page of images: name images to search for, --model and --data")
     if where and not places:
         raise UserError("--where looks into the columns of a data set: name it with --data")
-    inputs.check_file(out)
+    inputs.check_file(out, (".html", ".htm"))
 
     from sslpipe.search.images import ImageSearch
 
@@ -168,7 +168,7 @@ def browse(
     inputs.check_features([features])
     if data is not None:
         inputs.open_data(data)
-    inputs.check_file(out)
+    inputs.check_file(out, (".html", ".htm"))
 
     from sslpipe.search.browse import browse as show
 
