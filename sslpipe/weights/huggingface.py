@@ -4,6 +4,7 @@ The libraries are asked for what they alone know: how keys of other versions are
 model's images are resized and normalised. Files are read here, nothing of them is run.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -197,14 +198,19 @@ def transformers_view(
             cropped = True
             crop = size
             size = (int(size[0] / float(share)),)
-        normalised = bool(stated.get("do_normalize", True))
+        if stated.get("do_flip_channel_order"):
+            raise WeightsError(
+                f"{what}: its image processor gives blue, green, red, and views here red, green, "
+                "blue; name other weights"
+            )
+        mean, std = _mean_and_std(stated)
         return make_view(
             what,
             crop_px,
             size=crop[0] if cropped else size[0],
             resize=size[0],
-            mean=stated["image_mean"] if normalised else (0, 0, 0),
-            std=stated["image_std"] if normalised else (1, 1, 1),
+            mean=mean,
+            std=std,
             interpolation=_PIL[int(stated.get("resample", 2))],
             squash=len(size) == 2 or (share is not None and not cropped),
         )
@@ -212,6 +218,26 @@ def transformers_view(
         raise
     except REFUSALS as error:
         raise WeightsError(f"{what}: its {name} is garbled: {error!r}") from error
+
+
+def _mean_and_std(stated: Config) -> tuple[list[float], list[float]]:
+    """Return mean and std, of pixels in [0, 1], that do what an image processor does to bytes.
+
+    It computes (bytes * factor - offset - mean) / std; where EfficientNet has "include_top", that
+    is divided by std once more.
+    """
+    normalised = bool(stated.get("do_normalize", True))
+    mean, std = (
+        [each] if isinstance(each, int | float) else list(each)
+        for each in ((stated["image_mean"], stated["image_std"]) if normalised else (0.0, 1.0))
+    )
+    factor = float(stated.get("rescale_factor", 1 / 255)) if stated.get("do_rescale", True) else 1.0
+    offset = 1.0 if stated.get("rescale_offset") else 0.0
+    scale = 255 * factor
+    if math.isclose(scale, 1):
+        scale = 1.0
+    divided = [each * each if stated.get("include_top") else each for each in std]
+    return [(each + offset) / scale for each in mean], [each / scale for each in divided]
 
 
 _PIL = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by PIL's numbers

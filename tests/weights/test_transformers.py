@@ -273,7 +273,14 @@ def test_the_view_is_that_of_its_preprocessor(stated, expected):
     assert notes == []
 
 
-@pytest.mark.parametrize("name", ["clip", "vit", "bit", "convnext"])
+ONE_TO_ONE = {"size": {"height": 32, "width": 32}, "resample": 2}
+OFTEN_SCALED = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7], **ONE_TO_ONE}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["clip", "vit", "bit", "convnext", "efficientnet", "offset", "no mean", "bytes", "to 2"],
+)
 def test_images_are_those_of_the_folders_own_image_processor(tmp_path, name):
     processor = {
         "clip": hf.CLIPImageProcessor(
@@ -284,6 +291,15 @@ def test_images_are_those_of_the_folders_own_image_processor(tmp_path, name):
             size={"shortest_edge": 36}, crop_size={"height": 32, "width": 32}
         ),
         "convnext": hf.ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=0.875),
+        "efficientnet": hf.EfficientNetImageProcessor(include_top=True, **OFTEN_SCALED),
+        "offset": hf.EfficientNetImageProcessor(
+            include_top=False, rescale_offset=True, rescale_factor=1 / 127.5, **OFTEN_SCALED
+        ),
+        "no mean": hf.ViTImageProcessor(do_normalize=False, **ONE_TO_ONE),
+        "bytes": hf.ViTImageProcessor(
+            **{**OFTEN_SCALED, "image_mean": [99.0] * 3, "image_std": [50.0] * 3}, do_rescale=False
+        ),
+        "to 2": hf.ViTImageProcessor(rescale_factor=2 / 255, **OFTEN_SCALED),
     }[name]
     written("vit", tmp_path)
     processor.save_pretrained(tmp_path)
@@ -294,7 +310,16 @@ def test_images_are_those_of_the_folders_own_image_processor(tmp_path, name):
     ours = model.view(picture[None], torch.tensor([picture.shape[1:]]))
     assert model.config.facts["init"]["notes"] == []
     # it rounds to bytes after it has resized: half a level, over the smallest std
-    assert (ours - theirs).abs().max() <= 1.5 / 255 / 0.26
+    smallest = min(0.26, float(model.view.std.min()))
+    assert (ours - theirs).abs().max() <= 1.5 / 255 / smallest
+
+
+def test_an_image_processor_of_blue_green_red_is_refused(tmp_path):
+    """That of MobileViT."""
+    written("vit", tmp_path)
+    hf.MobileViTImageProcessor(size={"shortest_edge": 36}).save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match="blue, green, red"):
+        load_backbone(tmp_path)
 
 
 # open_clip
