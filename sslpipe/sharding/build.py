@@ -138,7 +138,7 @@ def write_shards(
     check_classes({key: value.class_names() for key, value in images.items()})
     manifest = open_manifest(out, options.name)
     # idx files without names: one split may lack the last classes
-    classes = merge_classes(manifest.classes, max((i.classes for i in images.values()), key=len))
+    classes = max((each.classes for each in images.values()), key=len)
     columns = columns_of_images(images, options)
     left_out = [each for value in images.values() for each in value.left_out]
     doubts = list(dict.fromkeys(line for value in images.values() for line in value.doubts))
@@ -149,6 +149,11 @@ def write_shards(
     columns = made.columns
     by = split_by or made.split_by
     splits, cut = cut_splits(images, columns, classes, layout, test_fraction, by, unseen_classes)
+    if not {*manifest.splits} <= {*splits}:  # labels of splits that stay are places in its list
+        classes = merge_classes(manifest.classes, classes)
+        splits, cut = cut_splits(
+            images, columns, classes, layout, test_fraction, by, unseen_classes
+        )
     notes = [*made.notes, *describe(columns), *cut]
     columns_by_split = {key: split.columns for key, split in splits.items()}
     check_kinds(without_splits(manifest, splits), columns_by_split)

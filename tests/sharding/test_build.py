@@ -31,6 +31,24 @@ def test_a_test_fraction_after_the_first_build_says_what_is_kept_and_what_is_wri
     assert shards.items() <= tree(out).items()
 
 
+def test_classes_are_those_of_the_images_once_all_splits_are_written_anew(tmp_path, capsys):
+    photos, out = tmp_path / "in", tmp_path / "out"
+    words = ["build", out, "--root", photos, "--test-fraction", "0.5", *BUILD]
+    for name in ("Cat", "dog"):
+        for number in range(4):
+            grey(photos / name / f"{number}.png", 10 * number)
+    assert run(*words) == 0
+    (photos / "Cat").rename(photos / "cat")
+    assert "give --overwrite" in error_of(capsys, *words)
+    assert run(*words, "--overwrite") == 0
+    assert load_index(out).manifest.classes == ("cat", "dog")
+    assert not report_of(out).doubts
+    # where a split stays, its list of classes does
+    grey(tmp_path / "later" / "owl" / "x.png", 3)
+    later = ["build", out, "--root", tmp_path / "later", "--split", "val"]
+    assert "classes owl are not among the 2" in error_of(capsys, *later)
+
+
 @pytest.mark.parametrize("name", ["train-000000.tar", "00000.tar"])
 def test_tars_of_others_are_not_overwritten_by_a_build(photos, tmp_path, capsys, name):
     out = tmp_path / "out"
