@@ -349,11 +349,12 @@ def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
         *("slurm", str(recipe), "--data", str(data), "--run-dir", "runs/it's 1"),
         *("--nodes", "2", "--gpus-per-node", "2", "--time", "1-00:00:00"),
         *("--option", "signal=B:USR1@300"),
-        *("--option", "partition=gpu", "optim.peak_lr=0.1"),
+        *("--option", "partition=gpu", "optim.peak_lr=0.1", "run.num_workers=3"),
         status=0,
     )
     head = [line for line in result.stdout.splitlines() if line.startswith("#SBATCH")]
     wanted = ("nodes=2", "gpus-per-node=2", "signal=B:USR1@300", "partition=gpu")
+    wanted += ("cpus-per-task=8",)  # two processes, each with three threads that decode
     assert {f"#SBATCH --{option}" for option in wanted} <= set(head)
     assert len({line.split("=")[0] for line in head}) == len(head)  # each option once
     assert "slurm/site.sh" not in result.stdout.replace("# ", "")
@@ -365,7 +366,7 @@ def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
         ["bash", "-c", f'{given}; printf "%s\\n" "$@"'], capture_output=True, text=True
     )
     assert words.stdout.splitlines()[1:] == [
-        *("optim.peak_lr=0.1", "--data", str(data), "--run-dir", "runs/it's 1")
+        *("optim.peak_lr=0.1", "run.num_workers=3", "--data", str(data), "--run-dir", "runs/it's 1")
     ]
 
 

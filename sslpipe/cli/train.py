@@ -140,7 +140,7 @@ def train(
     """Pretrain or fine-tune, as the recipe says; or resume.
 
     If the run directory holds an unfinished run of this recipe, training resumes from its last
-    checkpoint, with any number of processes that divides data.num_streams.
+    checkpoint, with any number of processes, which in a pretraining divides data.num_streams.
 
     Ctrl-C, SIGTERM, SIGUSR1 and similar signals save a checkpoint and stop. The exit status is 0
     only when the run is complete; else 128 + the signal (130 after Ctrl-C), or 143 after a stop
@@ -332,8 +332,9 @@ def slurm(
     options: Annotated[
         list[str] | None,
         option(
-            "Another option of sbatch, such as partition=gpu or signal=B:USR1@300 (save so many "
-            "seconds before the limit); repeatable.",
+            "Another option of sbatch, such as partition=gpu, cpus-per-task=16 (all cores of a "
+            "node; with GPUs by default one of each process and decoding thread) or "
+            "signal=B:USR1@300 (save so many seconds before the limit); repeatable.",
             "--option",
             metavar="NAME=VALUE",
         ),
@@ -357,10 +358,15 @@ def slurm(
     loaded = load_recipe(training.recipe, training.overrides or [])
     if isinstance(loaded, Recipe):
         loaded.data.check_processes(nodes * (gpus_per_node or 1))
+    gpus = {
+        "gpus-per-node": str(gpus_per_node),
+        # SLURM's default is one core a node
+        "cpus-per-task": str(gpus_per_node * (1 + loaded.run.num_workers)),
+    }
     sbatch = {
         "job-name": loaded.name,
         "nodes": str(nodes),
-        **({"gpus-per-node": str(gpus_per_node)} if gpus_per_node else {}),
+        **(gpus if gpus_per_node else {}),
         **({"time": time} if time else {}),
         **{name: value for name, _, value in (each.partition("=") for each in options or ())},
     }
