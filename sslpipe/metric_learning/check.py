@@ -46,6 +46,6 @@ def check_finetuning(plan: Finetuning) -> Check:
             ("data", f"{plan.index.manifest.name}: {given}"),
             ("validation", f"{len(held):,} {what} from training"),
             ("steps per epoch", f"{order.steps_per_epoch:,}"),
-            ("an epoch uses", f"{order.used:,} images; {order.dropped:,} leave the buffer unused"),
+            ("an epoch uses", f"{order.used:,} of {order.samples:,} images"),
         ],
     )

@@ -181,7 +181,7 @@ def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
 def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> str:
     """Find overrides for which there are batches, and a choice where one is asked for; "": none.
 
-    The largest batch first, of equals that of most images a class: a loss compares within it.
+    The largest batch first, as a loss compares within it; of equals that which skips fewest images.
     """
     given = recipe.sampler
     images = {given.images_per_class, given.images_per_class // 2, 4, 3, 2}
@@ -190,9 +190,9 @@ def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) 
     first = ""
     largest_first = merge(
         *(_fitting_samplers(recipe, index, split, k) for k in each),
-        key=lambda sampler: -sampler.batch_size,
+        key=lambda fitting: (-fitting[0].batch_size, -fitting[1]),
     )
-    for sampler in largest_first:
+    for sampler, _ in largest_first:
         settings = _overrides(given, sampler)
         first = first or settings
         if not choosing or _can_choose(recipe.model_copy(update={"sampler": sampler}), index):
@@ -204,8 +204,8 @@ def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) 
 
 def _fitting_samplers(
     recipe: FinetuneRecipe, index: DatasetIndex, split: Split, images: int
-) -> Iterator[Sampler]:
-    """Yield samplers of so many images a class for which there are batches, most classes first."""
+) -> Iterator[tuple[Sampler, int]]:
+    """Yield samplers of so many images a class that fit, most classes first, and their images."""
     given = recipe.sampler
     group = given.neighbours + 1  # classes come in groups of so many
     classes = given.classes_per_batch
@@ -215,12 +215,12 @@ def _fitting_samplers(
         for streams in (given.num_streams, 1):
             sampler = given.model_copy(update={**size, "num_streams": streams})
             try:
-                _batches(recipe.model_copy(update={"sampler": sampler}), index, split)
+                order = _batches(recipe.model_copy(update={"sampler": sampler}), index, split)
             except BatchesDoNotFit as error:
                 if error.classes < classes:
                     fewer_classes = error.classes
             else:
-                yield sampler
+                yield sampler, order.samples
                 break
         classes = fewer_classes - fewer_classes % group
 
@@ -334,10 +334,9 @@ def much_is_unused(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
         remedies.append("lower sampler.classes_per_batch")
     elif order.images_per_class > 2:
         remedies.append("lower sampler.images_per_class")
-    text = (
-        f"an epoch uses {order.used} of {order.samples} images, each epoch others "
-        f"({order.dropped} had to leave the buffer)"
-    )
+    text = f"an epoch uses {order.used:,} of {order.samples:,} images, each epoch others"
+    if order.dropped:
+        text += f" ({order.dropped:,} find no room in the buffer)"
     yield f"{text}: {' or '.join(remedies)} to use more" if remedies else text
 
 
