@@ -368,12 +368,12 @@ def _make_spec(
 
 def ops_for(specs: Sequence[ViewSpec]) -> list[Op]:
     """Return the ops, in order, whose settings these views have and, if optional, ask for."""
-    return [
-        op
-        for op in OPS
-        if all(hasattr(specs[0], name) for name in op.settings)
-        and not (op.optional and not any(getattr(s, name) for s in specs for name in op.settings))
-    ]
+
+    def asks_for(spec: ViewSpec, op: Op) -> bool:
+        return any(getattr(spec, name) for name in op.settings)
+
+    known = [op for op in OPS if all(hasattr(specs[0], name) for name in op.settings)]
+    return [op for op in known if not op.optional or any(asks_for(spec, op) for spec in specs)]
 
 
 def draws(

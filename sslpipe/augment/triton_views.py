@@ -35,13 +35,11 @@ def chosen(kernels: str, device: torch.device, ops: Sequence[Op], extra: bool, r
     if kernels == "auto":
         return device.type == "cuda" and there and not others
     if kernels == "triton" and not (on_device and there and not others):
-        reason = (
-            "triton is not installed"
-            if not there
-            else f"it has no kernel for {others[0]!r}"
-            if others
-            else f"views are made on the {device.type}, not on a CUDA device"
-        )
+        reason = f"views are made on the {device.type}, not on a CUDA device"
+        if not there:
+            reason = "triton is not installed"
+        elif others:
+            reason = f"it has no kernel for {others[0]!r}"
         raise RecipeError(
             f'augment.kernels = "triton", but {reason}; use augment.kernels = "auto" or "torch"'
         )

@@ -92,13 +92,12 @@ def meanings(section: str, kinds: Kinds) -> dict[str, list[str]]:
                 if name != "kind":
                     takers.setdefault(name, {}).setdefault(_meaning(field), []).append(known)
     every = sum(len(table.names()) for table in kinds.tables)
-    settings = {
-        name: [
+    settings: dict[str, list[str]] = {}
+    for name, texts in takers.items():
+        settings[name] = [
             text if len(names) == every else f"{', '.join(names)}: {text}"
             for text, names in texts.items()
         ]
-        for name, texts in takers.items()
-    }
     if section == "augment":  # the ops declare theirs
         settings |= {name: [text] for name, text in setting_docs().items() if name not in settings}
     return settings

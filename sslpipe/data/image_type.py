@@ -168,7 +168,9 @@ class ImageType(BaseModel):
     def _shown(self) -> list[int]:
         """Places of red, green, blue if channels have these names; else the first three, or one."""
         named = [self.channels.index(name) for name in _RGB if name in self.channels]
-        return named if len(named) == 3 else [0, 1, 2] if len(self.channels) >= 3 else [0, 0, 0]
+        if len(named) == 3:
+            return named
+        return [0, 1, 2] if len(self.channels) >= 3 else [0, 0, 0]
 
 
 def hex_colour(colour: Colour) -> str:

@@ -188,8 +188,7 @@ class Split:
 
     def class_name(self, label: int) -> str | None:
         """Name a label, by its number where the data set has no name for it; None for none."""
-        names = self.index.manifest.classes
-        return None if label < 0 else names[label] if label < len(names) else str(label)
+        return name_of_class(self.index.manifest.classes, label)
 
     def names_of(self, ids: ArrayLike) -> list[str] | None:
         """Return the paths that samples had below the folder they were built from, where known."""
@@ -388,9 +387,20 @@ class DatasetIndex:
             )
 
 
+def name_of_class(names: Sequence[str], label: int) -> str | None:
+    """Name a label, by its number where there is no name for it; None for -1, which is none."""
+    if label < 0:
+        return None
+    return names[label] if label < len(names) else str(label)
+
+
 def manifest_text(manifest: Manifest) -> str:
     """Return what dataset.json holds, in the oldest schema that can."""
-    version = 3 if manifest.image else 2 if manifest.columns else 1
+    version = 1
+    if manifest.columns:
+        version = 2
+    if manifest.image:
+        version = 3
     tree = {**manifest.model_dump(mode="json"), "schema_version": version}
     for name in ("columns", "metadata", "image"):
         if not tree[name]:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from sslpipe.data.index import DatasetIndex, Split, load_index
+from sslpipe.data.index import DatasetIndex, Split, load_index, name_of_class
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.arrays import embeddings_from_arrays
 from sslpipe.evaluation.embed import (
@@ -42,8 +42,7 @@ class Features(NamedTuple):
         """Name a label, by its number where no name is known; None for none."""
         if self.split is not None:
             return self.split.class_name(label)
-        names = self.facts.get(CLASSES, [])
-        return None if label < 0 else names[label] if label < len(names) else str(label)
+        return name_of_class(self.facts.get(CLASSES, []), label)
 
     def sample_name(self, sample: int) -> str:
         """Name a row of vectors alone by its id, a text where the file has texts."""

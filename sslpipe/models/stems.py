@@ -23,7 +23,9 @@ def fitting_stem(crop_px: int) -> Stem:
     32 px: every reference recipe drops both strides; 64 px: W-MSE (Ermolov et al. 2021, their
     code) keeps the max-pool; from 65 px on the ImageNet stem.
     """
-    return "small" if crop_px <= 40 else "small_pool" if crop_px <= 64 else "imagenet"
+    if crop_px <= 40:
+        return "small"
+    return "small_pool" if crop_px <= 64 else "imagenet"
 
 
 def stem_warning(settings: KindSettings, crop_px: int) -> str | None:

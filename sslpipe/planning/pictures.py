@@ -116,9 +116,9 @@ def neighbours_picture(
             left = column * side + (side // 3 if column else 0)  # the query stands apart
             top = row * side
             if column:
-                known = labels[row, 0] >= 0 and labels[row, column] >= 0
-                same = labels[row, 0] == labels[row, column]
-                colour = (_SAME if same else _OTHER) if known else _UNKNOWN
+                colour = _UNKNOWN
+                if labels[row, 0] >= 0 and labels[row, column] >= 0:
+                    colour = _SAME if labels[row, 0] == labels[row, column] else _OTHER
                 pen.rectangle((left, top, left + side - 1, top + side - 1), colour)
             if sample in thumbnails:  # not one that cannot be read
                 picture = thumbnails[sample]

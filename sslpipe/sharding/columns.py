@@ -51,7 +51,10 @@ def parse_columns(text: str | None) -> tuple[ColumnSpec, ...]:
                 f"kinds: {', '.join(KINDS)}"
             )
         known = next((each for each in KINDS if colon and each == kind), None)
-        field = rest if known else field if renamed else name
+        if known:
+            field = rest
+        elif not renamed:
+            field = name
         name = name.strip() if renamed else field
         if not field:
             raise DataError(f"--columns {text!r} is no list of names, as in patient,age:integer")

@@ -43,8 +43,11 @@ def read_torchvision(options: SourceOptions) -> dict[str, Images]:
     takes = inspect.signature(constructor).parameters
     if not {"train", "split"} & set(takes):
         raise DataError(f"torchvision's {options.name} has no train or split argument to choose by")
-    splits = [options.split] if options.split else ["train", "test"] if "train" in takes else None
-    if splits is None:
+    if options.split:
+        splits = [options.split]
+    elif "train" in takes:
+        splits = ["train", "test"]
+    else:
         raise DataError(f"torchvision's {options.name} needs --split NAME; one run for each split")
     return {split: _from_torchvision(constructor, takes, split, options) for split in splits}
 
@@ -77,9 +80,7 @@ def _from_torchvision(
     if labels.shape != (len(dataset),) or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(f"torchvision's {options.name} does not give one integer label an image")
     names = getattr(dataset, "classes", None) or range(int(labels.max(initial=-1)) + 1)
-    classes = tuple(
-        n if isinstance(n, str) else str(n) if isinstance(n, int) else n[0] for n in names
-    )
+    classes = tuple(map(_class_name, names))
 
     def read(i: int) -> bytes:
         image = dataset[i][0]
@@ -93,6 +94,16 @@ def _from_torchvision(
     return Images(
         names=numbers, labels=labels.astype(np.int64), sizes=sizes, classes=classes, read=read
     )
+
+
+def _class_name(name: Any) -> str:
+    """Return a class's name: a text or a number, or the first of its synonyms."""
+    if isinstance(name, str):
+        return name
+    if isinstance(name, int):
+        return str(name)
+    first: str = name[0]
+    return first
 
 
 # --- idx: MNIST and its like

@@ -130,8 +130,13 @@ def _words(prefix: str) -> set[str]:
 def _rank(prefix: str) -> tuple[int, int]:
     """Sort key of prefixes: a teacher first, a copy last; of one kind the longest first."""
     words = _words(prefix)
-    kind = 0 if words & _TAKEN else 2 if words & _COPIES else 1
-    return kind, -len(prefix.split(".")) if prefix else 0
+    rank = 1
+    if words & _TAKEN:
+        rank = 0
+    elif words & _COPIES:
+        rank = 2
+    depth = len(prefix.split(".")) if prefix else 0
+    return rank, -depth
 
 
 def find_encoder(
