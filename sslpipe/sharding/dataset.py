@@ -124,15 +124,11 @@ def build_dataset(
         check_count(resize_px, "resize_px", error=DataError)
     if not 0 <= test_fraction <= 0.9:
         raise DataError(f"test_fraction = {test_fraction} is not in [0, 0.9]")
-    reader: str | SourceReader
-    if isinstance(source, str) and not _is_folder(source):
-        reader = source  # an unknown name is refused with the nearest one
-    elif isinstance(source, Frame):
-        reader = frame_reader(source)
+    reader = _choose_reader(source)
+    if isinstance(source, Frame):
         origin = origin or "a DataFrame"
         _check_unused({"csv": csv, "download": download})
     elif are_rows(source):
-        reader = reader_of(source)
         _check_unused(
             {
                 "root": root,
@@ -143,13 +139,6 @@ def build_dataset(
                 "name_pattern": name_pattern,
                 "download": download,
             }
-        )
-    else:
-        remedy = "give a list, an array or a torch Dataset of images"
-        if isinstance(source, str | Path):
-            remedy = f"a folder of images is root={shown(source)}"
-        raise DataError(
-            f"source = {shown(source)} is not one of {', '.join(SOURCES.names())}; {remedy}"
         )
     options = SourceOptions(
         root=None if root is None else as_path(root, "root", DataError),
@@ -341,8 +330,24 @@ def joined(names: str | Sequence[str] | None) -> str | None:
     return names if names is None or isinstance(names, str) else ",".join(names)
 
 
-def _is_folder(source: str) -> bool:
-    return source not in SOURCES and Path(source).is_dir()
+def _choose_reader(source: str | Frame | Rows | Mapping[str, Rows]) -> str | SourceReader:
+    """Return a source's name, or what reads images in memory.
+
+    Raises:
+        DataError: It is a path, or nothing that is read.
+    """
+    if isinstance(source, str) and (source in SOURCES or not Path(source).is_dir()):
+        return source  # an unknown name is refused with the nearest one
+    if isinstance(source, Frame):
+        return frame_reader(source)
+    if are_rows(source):
+        return reader_of(source)
+    remedy = "give a list, an array or a torch Dataset of images"
+    if isinstance(source, str | Path):
+        remedy = f"a folder of images is root={shown(source)}"
+    raise DataError(
+        f"source = {shown(source)} is not one of {', '.join(SOURCES.names())}; {remedy}"
+    )
 
 
 def _check_unused(arguments: Mapping[str, object]) -> None:
