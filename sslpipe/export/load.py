@@ -229,16 +229,7 @@ def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
         if memory_is_short(error):
             raise
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from error
-    # what a reader of the export should know, where there is something to know
-    untrained = state.step == 0 and "classes_seen" not in (state.init or {})  # by any label
-    optional = {
-        "checkpoint": folder.name if is_named else None,
-        "checkpoint_reason": reason or None,
-        "init": state.init,  # the weights that the run started from
-        # whoever gets an export has them elsewhere
-        "plugins": [Path(name).name for name in plugins_of(run_dir)] or None,
-        "classes_seen": None if untrained else state.classes,  # of a fine-tuning
-    }
+    # what a reader of the export should know
     metadata = {
         "name": recipe.name,
         "recipe": recipe.model_dump(mode="json"),
@@ -247,8 +238,18 @@ def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
         "data": data.model_dump(
             include={"name", "license", "classes", "index_sha256"}, mode="json"
         ),
-        **{key: value for key, value in optional.items() if value is not None},
     }
+    if is_named:
+        metadata["checkpoint"] = folder.name
+    if reason:
+        metadata["checkpoint_reason"] = reason
+    if state.init is not None:  # the weights that the run started from
+        metadata["init"] = state.init
+    if plugins := plugins_of(run_dir):  # whoever gets an export has them elsewhere
+        metadata["plugins"] = [Path(name).name for name in plugins]
+    is_untrained = state.step == 0 and "classes_seen" not in (state.init or {})  # by any label
+    if state.classes is not None and not is_untrained:  # of a fine-tuning
+        metadata["classes_seen"] = state.classes
     if (run_dir / "eval.json").exists():
         metadata |= _evaluation(run_dir / "eval.json", module_sha256(backbone))
     return FrozenBackbone.of(

@@ -49,18 +49,12 @@ def open_init(
         if kept == str(source) and not (checkpoint and Path(str(source)).exists()):
             return None  # it may have gone since, and a hub may be out of reach
     parsed = None if isinstance(source, nn.Module) else parse_source(source)
-    crop_px = recipe.augment.arguments.get("crop_px")
-    if recipe.tune.eval_crop_px == "auto":
-        named_px = parsed and parsed.px  # an export and a run have their own in any case
-        crop_px = None if named_px or crop_px is None else round(LARGER * crop_px)
-    elif recipe.tune.eval_crop_px is not None:
-        crop_px = recipe.tune.eval_crop_px
     component = recipe.backbone and with_channels(recipe.backbone, None)  # see `fit_channels`
     load = partial(
         load_backbone,
         source,
         checkpoint=checkpoint,
-        crop_px=crop_px if isinstance(crop_px, int) else None,
+        crop_px=_eval_crop_px(recipe, None if parsed is None else parsed.px),
     )
     try:
         model = load(component=component)
@@ -80,3 +74,17 @@ def open_init(
         report |= {key: facts[key] for key in kept_facts if key in facts}
         model.update_config(facts={"init": report})
     return model
+
+
+def _eval_crop_px(recipe: RunRecipe, named_px: int | None) -> int | None:
+    """Return the side of the images that the weights of others see in evaluations; None: their own.
+
+    `named_px` is the PX of SOURCE@PX. An export and a run have their own size in any case.
+    """
+    crop_px = recipe.augment.arguments.get("crop_px")
+    wanted = recipe.tune.eval_crop_px
+    if wanted == "auto":
+        return None if named_px or crop_px is None else round(LARGER * crop_px)
+    if wanted is not None:
+        return wanted
+    return crop_px if isinstance(crop_px, int) else None
