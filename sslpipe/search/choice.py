@@ -131,8 +131,6 @@ def choose(
     Raises:
         UserError: The data set or the device cannot be had, or no candidate can be ranked.
     """
-    is_heard = say is not None
-    say = say or (lambda text: None)
     if not sources:
         raise UserError("sources is empty; name a candidate, such as 'timm:resnet50'")
     check_count(most, "most", least=ranking.LEAST_IMAGES)
@@ -140,23 +138,15 @@ def choose(
     target = pick_device(device, f"device = {device!r}")
     out = as_path(out, "out")
     check_folder(out)
-    skipped: list[str] = []
-
-    def skip(source: str, error: UserError) -> None:
-        text = str(error)
-        line = text if text.startswith(source) else f"{source}: {text}"  # each is named once
-        skipped.append(line)
-        say(f"skipped: {line}")
-
-    def reasons() -> str:
-        """Return why each candidate was skipped, where nobody has been told."""
-        return f": {'; '.join(skipped)}" if not is_heard else ""
-
     check_list(sources, "sources")
-    wanted = _readable([_written(source, out) for source in sources], skip)
+    skipped = _Skipped(say)
+    warn = say or warnings.warn
+    say = say or (lambda text: None)
+    # the candidates, the images, the features of each
+    wanted = _readable([_written(source, out) for source in sources], skipped.add)
     if not wanted:
-        raise UserError(f"no candidate can be read{reasons()}")
-    index = load_index(_shards(data, out, say, warn=say if is_heard else warnings.warn))
+        raise UserError(f"no candidate can be read{skipped.reasons()}")
+    index = load_index(_shards(data, out, say, warn=warn))
     images = _images_that_rank(index, split, wanted, most, say)
     embed = partial(
         candidates.embed_kept,
@@ -169,20 +159,15 @@ def choose(
         device=target,
     )
     networks = _embed_all(
-        wanted, px, images, embed, on_bad=on_bad or warn_bad, skip=skip, device=target
+        wanted, px, images, embed, on_bad=on_bad or warn_bad, skip=skipped.add, device=target
     )
     if not networks.features:
-        raise UserError(f"no candidate can be ranked{reasons()}")
+        raise UserError(f"no candidate can be ranked{skipped.reasons()}")
+    # the ranking, and what is to be used
     identity = _identity(networks, images)
-    # read where these features have been ranked before
-    ranked = ranking.ranking_from(out / CHOICE, identity)
+    ranked = ranking.ranking_from(out / CHOICE, identity)  # of an earlier call
     if not ranked:
-        return_freed_memory()
-        alone = len(networks.candidates)
-        joins = len(identity["sets"]) - alone
-        also = f" and {counted(joins, 'join')}" if joins else ""
-        say(f"rank {counted(alone, 'candidate')}{also}")
-        ranked = _rank(networks, images, identity["sets"])
+        ranked = _rank(networks, images, identity["sets"], say)
     ranked = ranking.for_these_images(ranked, networks.features)
     few = ranking.few_labelled(images.labels[images.ids])
     is_guess = few is not None or images.lacking is not None
@@ -190,17 +175,17 @@ def choose(
     best = ranking.to_use(ranked, two_sizes)
     # the answer, in words, a table and a page
     sentences = answer(ranked, best, networks.candidates, lacking=images.lacking, few=few)
+    heads, cells = table_cells(ranked, networks.candidates)
+    places = _places_shown(ranked, best)
     tree = {
         **ranking.to_json(ranked, identity),
         "answer": sentences,
         "used": ranked.index(best),
         "sources": [one.source for one in networks.candidates.values()],
-        "skipped": skipped,
+        "skipped": skipped.lines,
     }
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / CHOICE, tree)
-    heads, cells = table_cells(ranked, networks.candidates)
-    places = _places_shown(ranked, best)
     page = choice_page(
         images.rows,
         sentences,
@@ -231,8 +216,32 @@ def choose(
         page=out / PAGE,
         data=f"{index.folder}/dataset.json",
         by_labels=images.lacking is None,
-        skipped=skipped,
+        skipped=skipped.lines,
     )
+
+
+class _Skipped:
+    """The candidates that cannot be ranked.
+
+    Attributes:
+        lines: "SOURCE: reason" of each.
+    """
+
+    def __init__(self, say: Say | None) -> None:
+        self.lines: list[str] = []
+        self._say = say
+
+    def add(self, source: str, error: UserError) -> None:
+        """Take a candidate, and say so at once where somebody is told."""
+        text = str(error)
+        line = text if text.startswith(source) else f"{source}: {text}"  # each is named once
+        self.lines.append(line)
+        if self._say is not None:
+            self._say(f"skipped: {line}")
+
+    def reasons(self) -> str:
+        """Return ": " and all lines, to end an error with; "" where they have been said."""
+        return f": {'; '.join(self.lines)}" if self._say is None else ""
 
 
 def _written(source: str | Path | nn.Module, out: Path) -> str | Path:
@@ -377,7 +386,14 @@ def _identity(networks: _Networks, images: _Images) -> dict[str, Any]:
     }
 
 
-def _rank(networks: _Networks, images: _Images, rows: Sequence[ranking.Parts]) -> list[Ranked]:
+def _rank(
+    networks: _Networks, images: _Images, rows: Sequence[ranking.Parts], say: Say
+) -> list[Ranked]:
+    return_freed_memory()
+    alone = len(networks.candidates)
+    joins = len(rows) - alone
+    also = f" and {counted(joins, 'join')}" if joins else ""
+    say(f"rank {counted(alone, 'candidate')}{also}")
     if images.lacking is None:
         return ranking.rank_with_labels(networks.features, rows, SEED)
     return ranking.rank_without_labels(networks.features, networks.corners, rows)
