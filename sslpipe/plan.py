@@ -30,7 +30,6 @@ from sslpipe.data.holdout import (
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.pairing import pairing_warnings, plan_pairs
-from sslpipe.data.partners import Pairing
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start
@@ -70,16 +69,14 @@ ALARM_REMEDY = (
 class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
     """The plan of a pretraining: a value; it opens no device and writes nothing.
 
-    `Plan` describes the fields that plans of all kinds have.
+    `Plan` describes the fields that plans of all kinds have, `PretrainingPlan` the pairing.
 
     Attributes:
-        pairing: Partners, masks and labels of [pairs]; None without.
         teacher: Features of [teacher]; None without.
     """
 
     recipe: Recipe
     order: Order
-    pairing: Pairing | None
     teacher: TeacherFeatures | None
 
     order_version = ORDER_VERSION

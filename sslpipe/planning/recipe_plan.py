@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.monitor import HeldOutScores, Watched
 from sslpipe.export.start import Start
@@ -20,26 +19,18 @@ from sslpipe.planning.evaluation import HeldOutEvaluator
 from sslpipe.planning.memory import warn_of_memory
 from sslpipe.planning.pictures import views_picture
 from sslpipe.recipe.identity import run_identity
-from sslpipe.recipe.sections import RunRecipe
-from sslpipe.run.contract import PartsT, Plan, RunOrder
+from sslpipe.run.contract import PartsT, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipePlan(Plan[PartsT]):
-    """A plan made from a recipe, whatever it trains: a value, whose fields `Plan` describes.
+    """A plan made from a recipe, whatever it trains.
 
     Attributes:
         order_version: Of the rule that orders samples; part of the identity.
     """
 
-    recipe: RunRecipe
-    index: DatasetIndex
-    split: Split
-    order: RunOrder
-    watched: NDArray[np.int64]
-    bank: NDArray[np.int64] | None
     start: Start
-    not_used: str | None
 
     order_version: ClassVar[int]
 

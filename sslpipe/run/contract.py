@@ -5,6 +5,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -125,6 +126,7 @@ class Evaluator(Protocol):
         """Score a backbone, as it is, on the held-out samples. Collective."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Plan(ABC, Generic[PartsT]):
     """All that is known of a run before its first step: a value; it opens no device.
 
@@ -254,6 +256,7 @@ class PretrainingParts(TrainingParts):
 PretrainingPartsT = TypeVar("PretrainingPartsT", bound=PretrainingParts)
 
 
+@dataclass(frozen=True, kw_only=True)
 class PretrainingPlan(Plan[PretrainingPartsT]):
     """All that is known of a pretraining before its first step: see `sslpipe.plan.Pretraining`.
 

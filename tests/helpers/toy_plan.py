@@ -5,6 +5,7 @@ python -m tests.helpers.toy_plan DATA RUN_DIR: the modules of sslpipe that it lo
 
 import json
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +96,13 @@ class Trace:
         return Scores({"trace": backbone[1].weight.sum().item()})
 
 
+@dataclass(frozen=True, kw_only=True)
 class Toy(PretrainingPlan[Parts]):
-    def __init__(self, data: Path):
-        self.index = load_index(data)
-        self.split = self.index.split("train")
-        self.order = Order(self.split.starts, seed=0, batch_size=8, num_streams=2, window=16)
-        self.watched = np.arange(2)
-        self.bank = None
-        self.start = Random()
-        self.not_used = None
-        self.pairing = None
-        self.followed: list[int] = []
-        self.recipe = RunRecipe.model_construct(  # its parts are those above: nothing is looked up
+    followed: list[int] = field(default_factory=list)
+
+    @classmethod
+    def make(cls, data: Path) -> "Toy":
+        recipe = RunRecipe.model_construct(  # its parts are those above: nothing is looked up
             name="toy",
             steps=STEPS,
             data=RunData(canvas_px=16),
@@ -115,6 +111,19 @@ class Toy(PretrainingPlan[Parts]):
             optim=Optim(kind="by hand", peak_lr=0.01, clip_norm=1.0),
             tune=Tune(),
             run=RunConfig(num_workers=0, log_steps=1, monitor_steps=2, keep="last", device="cpu"),
+        )
+        index = load_index(data)
+        split = index.split("train")
+        return cls(
+            recipe=recipe,
+            index=index,
+            split=split,
+            order=Order(split.starts, seed=0, batch_size=8, num_streams=2, window=16),
+            watched=np.arange(2),
+            bank=None,
+            start=Random(),
+            not_used=None,
+            pairing=None,
         )
 
     def build(self, *, compiled=True):
@@ -158,7 +167,7 @@ class Toy(PretrainingPlan[Parts]):
 
 
 def main(data: str, run_dir: str) -> None:
-    plan = Toy(Path(data))
+    plan = Toy.make(Path(data))
     pretrain(plan, Path(run_dir))
     assert plan.followed == list(range(STEPS))
     print(json.dumps(sorted(name for name in sys.modules if name.startswith("sslpipe."))))
