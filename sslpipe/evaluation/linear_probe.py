@@ -65,26 +65,11 @@ def linear_probe(
         numbers = distinct.tolist()
         train = train._replace(labels=torch.searchsorted(distinct, train.labels))
         test = test._replace(labels=torch.searchsorted(distinct, test.labels))
-    if classes > MOST_CLASSES:
-        raise DataError(f"{classes} classes are above {MOST_CLASSES} of a linear probe; use kNN")
-    parameters = (train.features.shape[1] + 1) * classes
-    if parameters > MOST_PARAMETERS:
-        raise DataError(
-            f"{classes} classes of {train.features.shape[1]} features are {parameters} parameters, "
-            f"above {MOST_PARAMETERS} of the logistic probe; use kNN"
-        )
+    _check_size(classes, train.features.shape[1])
 
     # the value that is best on a held-out part of train
     held = holdout_rows(train, holdout, seed)
-    fit = train.rows(~held)
-    check = train.rows(held)
-    mean, scale = standardisation(fit.features)
-    solutions = _fit((fit.features - mean) / scale, fit.labels, path, classes, rough=True)
-    asked = (check.features - mean) / scale
-    scores = {
-        value: float((predict(fitted, asked) == check.labels).double().mean())
-        for value, fitted in zip(path, solutions, strict=True)
-    }
+    scores = _holdout_scores(train.rows(~held), train.rows(held), path, classes)
     best = [value for value, score in scores.items() if score == max(scores.values())]
     chosen = best[0]  # of equals the one that penalises most
 
@@ -99,18 +84,45 @@ def linear_probe(
     if classes <= CONFUSION_CLASSES:
         pairs = np.bincount(labels * classes + predicted, minlength=classes**2)
         confusion = pairs.reshape(classes, classes).tolist()
-    ends = f"{path[0]:g}..{path[-1]:g}/{len(path)}"
-    details: dict[str, Any] = {"C": chosen}
-    details["C_at_edge"] = len(grid) > 1 and chosen in (path[0], path[-1])
-    details["holdout_top1"] = {f"{value:g}": score for value, score in scores.items()}
-    details["converged"] = fitted.converged
-    details["per_class"] = [h / n if n else None for h, n in zip(hits, totals, strict=True)]
-    details["confusion"] = confusion
+    details: dict[str, Any] = {
+        "C": chosen,
+        "C_at_edge": len(grid) > 1 and chosen in (path[0], path[-1]),
+        "holdout_top1": {f"{value:g}": score for value, score in scores.items()},
+        "converged": fitted.converged,
+        "per_class": [h / n if n else None for h, n in zip(hits, totals, strict=True)],
+        "confusion": confusion,
+    }
     if numbers is not None:
         details["numbers"] = numbers
+    ends = f"{path[0]:g}..{path[-1]:g}/{len(path)}"
     protocol = f"linear-lbfgs standardised C-by-holdout={holdout:g} grid={ends} seed={seed}"
     result = accuracy(protocol, predicted, labels, bank=len(train.ids), details=details)
     return [result]
+
+
+def _check_size(classes: int, width: int) -> None:
+    """Raise DataError where a probe of so many classes and features would not fit into memory."""
+    if classes > MOST_CLASSES:
+        raise DataError(f"{classes} classes are above {MOST_CLASSES} of a linear probe; use kNN")
+    parameters = (width + 1) * classes
+    if parameters > MOST_PARAMETERS:
+        raise DataError(
+            f"{classes} classes of {width} features are {parameters} parameters, "
+            f"above {MOST_PARAMETERS} of the logistic probe; use kNN"
+        )
+
+
+def _holdout_scores(
+    fit: Embeddings, check: Embeddings, grid: Sequence[float], classes: int
+) -> dict[float, float]:
+    """Return the accuracy on `check` of a probe of each C, fitted on `fit`."""
+    mean, scale = standardisation(fit.features)
+    solutions = _fit((fit.features - mean) / scale, fit.labels, grid, classes, rough=True)
+    asked = (check.features - mean) / scale
+    return {
+        value: float((predict(fitted, asked) == check.labels).double().mean())
+        for value, fitted in zip(grid, solutions, strict=True)
+    }
 
 
 def _fit(

@@ -155,7 +155,6 @@ def export_model(
         folder = scratch / "export"
         folder.mkdir()
         noise, expected = _proof(model)
-        encoded = expected if model.whitening is None else model.whitening.apply(expected)
         written = {}
         usages = {}
         if INT8 in formats and images is not None:
@@ -171,14 +170,7 @@ def export_model(
             written[name] = FORMATS[name].write(model, folder)
         if formats:
             say("prove them in a clean process")
-            for name, reloaded in read_outputs(folder, formats, noise).items():
-                normalised = model.backbone.normalize and name in ("timm", "hf")
-                _compare(
-                    name,
-                    reloaded,
-                    encoded if FORMATS[name].flattens else expected,
-                    normalised=normalised,
-                )
+            _prove(model, folder, formats, noise=noise, expected=expected)
         for name in [name for name in written if preprocessing and name.startswith("onnx")]:
             say(f"put preprocessing into {name}")
             path = with_preprocessing(written[name], model.view)
@@ -195,6 +187,25 @@ def export_model(
             shutil.move(out, scratch / "replaced")
         folder.replace(out)
         return {name: out / path.relative_to(folder) for name, path in written.items()}
+
+
+def _prove(
+    model: FrozenBackbone,
+    folder: Path,
+    formats: Sequence[str],
+    *,
+    noise: Tensor,
+    expected: Tensor,
+) -> None:
+    """Raise ExportError where a format, reloaded, has other features of noise than `expected`."""
+    encoded = expected if model.whitening is None else model.whitening.apply(expected)
+    for name, reloaded in read_outputs(folder, formats, noise).items():
+        _compare(
+            name,
+            reloaded,
+            encoded if FORMATS[name].flattens else expected,
+            normalised=model.backbone.normalize and name in ("timm", "hf"),
+        )
 
 
 def _check_free(out: Path, *, overwrite: bool) -> None:
