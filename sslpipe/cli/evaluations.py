@@ -126,6 +126,34 @@ class Files:
     out: Annotated[Path | None, option("Also write the results as JSON.")] = None
 
 
+def _open_sides(name: str, files: Files, *, one_split: bool) -> tuple[Features, Features]:
+    """Open both files, and check that they can be compared by an evaluation.
+
+    `one_split`: queries do not see themselves, so that both files must be of one split.
+    """
+    paths = (files.train, files.test)
+    train, test = alike([open_features(path, files.data) for path in paths], [*map(str, paths)])
+    if name in _OPTIONS:  # each of ours needs the classes of both
+        check_embeddings(train.rows, str(files.train))
+        check_embeddings(test.rows, str(files.test))
+    apart = not torch.isin(test.rows.ids, train.rows.ids).any()
+    itself = name not in LEARNS_FROM_TRAIN or one_split
+    check_comparable(train.facts, test.facts, itself=itself or bool(apart))
+    if one_split:
+        check_one_split(train.facts, test.facts)
+    return train, test
+
+
+def _form(train: Features, power: float | None) -> dict[str, Any]:
+    """Return what stands beside each result in the JSON file."""
+    form: dict[str, Any] = {"whitened": power == 1}
+    if CLASSES in train.facts:
+        form[CLASSES] = train.facts[CLASSES]
+    if power is not None and power != 1:
+        form["power"] = power
+    return form
+
+
 def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
     """Make a subcommand whose options are the evaluation's own keyword arguments."""
     accepted = list(inspect.signature(evaluate).parameters.values())[2:]
@@ -138,39 +166,24 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         target, process = start(files.device, "" if takes_process else name)
         if takes_process:
             values["process"] = process
-        paths = (files.train, files.test)
-        sides = alike([open_features(path, files.data) for path in paths], [*map(str, paths)])
-        train, test = sides
-        if name in _OPTIONS:  # each of ours needs the classes of both
-            check_embeddings(train.rows, str(files.train))
-            check_embeddings(test.rows, str(files.test))
-        apart = not torch.isin(test.rows.ids, train.rows.ids).any()
-        itself = name not in LEARNS_FROM_TRAIN or values.get("exclude_same_id", False)
-        check_comparable(train.facts, test.facts, itself=itself or bool(apart))
-        if values.get("exclude_same_id"):
-            check_one_split(train.facts, test.facts)
+        train, test = _open_sides(name, files, one_split=values.get("exclude_same_id", False))
         for column in columns:
             if values[column] is not None:
-                values[column] = _codes(sides, column, values[column])
+                values[column] = _codes((train, test), column, values[column])
         bank = train.rows
         queries = test.rows
         power = files.whiten_power
-        prefix = ""
-        beside: dict[str, Any] = {"whitened": power == 1}
-        if CLASSES in train.facts:
-            beside[CLASSES] = train.facts[CLASSES]
         if power is not None:
             bank, queries = whiten(bank, queries, power=power)
-            prefix = f"{form_name(True, power)} "
-            if power != 1:
-                beside["power"] = power
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)
         with working(name):
             results = evaluate(bank, queries.to(target), **values)
         if process.rank == 0:
+            prefix = "" if power is None else f"{form_name(True, power)} "
             print_results(f"{name}: {files.train.name} -> {files.test.name}", results, prefix)
             if files.out is not None:
+                beside = _form(train, power)
                 files.out.parent.mkdir(parents=True, exist_ok=True)
                 write_json(files.out, [{**beside, **result.to_json()} for result in results])
         end_processes()

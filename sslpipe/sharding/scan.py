@@ -322,19 +322,11 @@ def _to_sample(
     key = group[0].key
     if len({member.suffix for member in group}) < len(group):
         raise DataError(f"{path}: two members of {key!r} have the same suffix")
-    # its image
-    plain = [member for member in group if member.suffix in image_suffixes]
-    images = plain or [member for member in group if member.kind in image_suffixes]
-    if len(images) > 1:  # such as KEY.tif beside KEY.jpg
-        images = [member for member in images if member.kind in IMAGE_SUFFIXES] or images
-    if len(images) > 1:
-        more = "" if plain else "; a key ends at the first dot of a name: rename them"
-        raise DataError(f"{path}: {key!r} has {len(images)} images; a sample has one{more}")
-    if not images:
+    image = _image_of(path, group, image_suffixes)
+    if image is None:
         for member in group:
             left_out.add(_group(WITHOUT_IMAGE, member))
         return None
-    image = images[0]
     if image.size > MAX_BYTES:
         left_out.add(_group(f"images of more than {MAX_BYTES:,} bytes", image))
         return None
@@ -348,14 +340,7 @@ def _to_sample(
     classes = _belonging(members, image, "cls") if label_suffix is None else None
     if classes is not None:
         used.append(classes)
-        raw = os.pread(descriptor, min(classes.size, _LABEL_BYTES), classes.data)
-        if not re.fullmatch(rb"\s*(-1|\d{1,18})\s*", raw):
-            raise DataError(
-                f"{path}: {classes.name} holds {raw!r}, not an integer >= 0 (-1: no label); of "
-                "names make classes by `sslpipe shards build OUT --source tars --root "
-                f"{path.parent}`"
-            )
-        label = int(raw)
+        label = _read_label(path, descriptor, classes)
     json = _belonging(members, image, "json")
     if json is not None:
         used.append(json)
@@ -378,6 +363,32 @@ def _to_sample(
         json=None if json is None else (json.data, json.size),
         text=None if text is None else (text.data, text.size),
     )
+
+
+def _image_of(path: Path, group: Sequence[Member], suffixes: Sequence[str]) -> Member | None:
+    """Return the image among members that lie together; None: none is. Raises DataError for two."""
+    plain = [member for member in group if member.suffix in suffixes]
+    images = plain or [member for member in group if member.kind in suffixes]
+    if len(images) > 1:  # such as KEY.tif beside KEY.jpg
+        images = [member for member in images if member.kind in IMAGE_SUFFIXES] or images
+    if len(images) > 1:
+        more = "" if plain else "; a key ends at the first dot of a name: rename them"
+        raise DataError(
+            f"{path}: {group[0].key!r} has {len(images)} images; a sample has one{more}"
+        )
+    return images[0] if images else None
+
+
+def _read_label(path: Path, descriptor: int, member: Member) -> int:
+    """Read KEY.cls, the number of a class; -1: no label. Raises DataError for anything else."""
+    raw = os.pread(descriptor, min(member.size, _LABEL_BYTES), member.data)
+    if not re.fullmatch(rb"\s*(-1|\d{1,18})\s*", raw):
+        raise DataError(
+            f"{path}: {member.name} holds {raw!r}, not an integer >= 0 (-1: no label); of "
+            "names make classes by `sslpipe shards build OUT --source tars --root "
+            f"{path.parent}`"
+        )
+    return int(raw)
 
 
 def _group(what: str, member: Member) -> Group:
