@@ -166,11 +166,11 @@ def embed(
     if out is not None:
         file = features_file(out)
         embed_to_file(
-            file,
-            network.to(target),
-            fitting.view,
-            rows,
-            fitting.features_metadata(fitting.view, rows),
+            out=file,
+            backbone=network.to(target),
+            view=fitting.view,
+            split=rows,
+            facts=fitting.features_metadata(fitting.view, rows),
             network=fitting.name,
             finish=None if fitting.whitening is None else fitting.whitening.__call__,
             batch_size=batch_size,

@@ -208,7 +208,9 @@ class FusedViews(BaseViews):
         ops = ops_for(self.specs)
         shown = batch.view_images(len(self.specs))
         rgb8 = self.rgb and batch.images.dtype == torch.uint8
-        if triton_views.chosen(self.kernels, device, ops, self.extra is not None, rgb8):
+        if triton_views.chosen(
+            kernels=self.kernels, device=device, ops=ops, extra=self.extra is not None, rgb8=rgb8
+        ):
             return TritonPlan(params, self.specs, self.jitter_ops, shown)
         height, width = batch.images.shape[2:]
         return ChunkPlan(
@@ -248,7 +250,9 @@ class FusedViews(BaseViews):
         memory_format = torch.channels_last
         views = torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format)
         if isinstance(work, TritonPlan):
-            triton_views.make_views(images, work, self.mean, self.std, views)
+            triton_views.make_views(
+                images=images, plan=work, mean=self.mean, std=self.std, views=views
+            )
             return views
 
         small = images

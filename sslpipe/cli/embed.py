@@ -83,11 +83,11 @@ def embed(
     for (name, file), rows in zip(files.items(), splits, strict=True):
         title = f"embed {name}" + (f", process {process.rank}" if process.world_size > 1 else "")
         embed_to_file(
-            file,
-            backbone.backbone,
-            view,
-            rows,
-            backbone.features_metadata(view, rows),
+            out=file,
+            backbone=backbone.backbone,
+            view=view,
+            split=rows,
+            facts=backbone.features_metadata(view, rows),
             network=f"{backbone.name} of {model}",
             process=process,
             finish=None if backbone.whitening is None else backbone.whitening.__call__,

@@ -48,7 +48,9 @@ def outlier_page(split: Split, outliers: Sequence[Outlier]) -> str:
     sections = sections or {"None": Markup("<p>No sample is beyond a limit.</p>")}
     listed = len({one.id for one in outliers})
     text = f"{listed:,} of {len(split):,} samples have a reason to be looked at."
-    return command_page("curate", f"Outliers of {split.name}", text, sections)
+    return command_page(
+        command="curate", title=f"Outliers of {split.name}", text=text, sections=sections
+    )
 
 
 def cluster_page(split: Split, rows: Embeddings, clusters: Clusters) -> str:
@@ -98,7 +100,9 @@ def cluster_page(split: Split, rows: Embeddings, clusters: Clusters) -> str:
         "Map": Markup("<div class='maps pixels'>{}</div>").format(chart),
         "Clusters": render("sslpipe.curate/curated.clusters", clusters=table, pictures=pictures),
     }
-    return command_page("curate", f"Clusters of {split.name}", text, sections)
+    return command_page(
+        command="curate", title=f"Clusters of {split.name}", text=text, sections=sections
+    )
 
 
 def chosen_page(split: Split, captions: Mapping[int, str]) -> str:
@@ -109,4 +113,9 @@ def chosen_page(split: Split, captions: Mapping[int, str]) -> str:
     sheet = render(
         "sslpipe.curate/curated.contacts", captions=shown, pictures=thumbnails(split, shown)
     )
-    return command_page("curate", f"Samples of {split.name} to label", text, {"Chosen": sheet})
+    return command_page(
+        command="curate",
+        title=f"Samples of {split.name} to label",
+        text=text,
+        sections={"Chosen": sheet},
+    )

@@ -52,7 +52,11 @@ def _converted(norm: _BatchNorm) -> "SyncBatchNorm":
             " its own; use another backbone"
         )
     new = SyncBatchNorm(
-        norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
+        num_features=norm.num_features,
+        eps=norm.eps,
+        momentum=norm.momentum,
+        affine=norm.affine,
+        track_running_stats=norm.track_running_stats,
     )
     new.__dict__.update(training=norm.training)
     # as they are: a momentum encoder's weight and bias are buffers

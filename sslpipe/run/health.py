@@ -151,7 +151,13 @@ class Alarms:
         meaning = "all images get nearly the same embedding"
         limit = f"below {OVER_COSINE} again" if raised else f"above {MOST_COSINE}: {meaning}"
         text = f"the mean cosine of two images is {value:.3g}, {limit}"
-        return self._change("embedding_collapse", crossed, value, MOST_COSINE, text)
+        return self._change(
+            name="embedding_collapse",
+            crossed=crossed,
+            value=value,
+            threshold=MOST_COSINE,
+            text=text,
+        )
 
     def _read_rank(self, value: float | None) -> Alarm | None:
         if value is None:
@@ -164,7 +170,9 @@ class Alarms:
         meaning = "embeddings vary in a few directions only"
         limit = f"above {OVER * least:.3g} again" if raised else f"under {least:.3g}: {meaning}"
         text = f"effective_rank is {value:.3g} (first {self._first_rank:.3g}), {limit}"
-        return self._change("rank_collapse", crossed, value, least, text)
+        return self._change(
+            name="rank_collapse", crossed=crossed, value=value, threshold=least, text=text
+        )
 
     def _read_loss(self, step: int, value: float | None, grown: float | None) -> Alarm | None:
         if value is None or self._harder:
@@ -185,7 +193,9 @@ class Alarms:
                 f"{step - self._higher_since} steps"
             )
         self._well["loss_rises"] = True  # its threshold is a time
-        return self._change("loss_rises", crossed, value, self._first_loss, text)
+        return self._change(
+            name="loss_rises", crossed=crossed, value=value, threshold=self._first_loss, text=text
+        )
 
     def _change(
         self, name: str, crossed: bool, value: float, threshold: float, text: str

@@ -67,7 +67,7 @@ def load_candidate(source: str, taken: Collection[Candidate], device: str) -> Ca
     if any(name == other.name for other in taken):
         name = f"{name} of {source}"
     megabytes = sum(tensor.nbytes for tensor in model.backbone.state_dict().values()) / 1e6
-    one = Candidate(name, source, model.to(device), 0.0, megabytes)
+    one = Candidate(name=name, source=source, model=model.to(device), ms=0.0, megabytes=megabytes)
     for other in taken:
         if one.identity == other.identity:
             raise UserError(f"it is {other.name} again: the same weights and view")

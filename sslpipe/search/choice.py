@@ -147,7 +147,7 @@ def choose(
     if not wanted:
         raise UserError(f"no candidate can be read{skipped.reasons()}")
     index = load_index(_shards(data, out, say, warn=warn))
-    images = _images_that_rank(index, split, wanted, most, say)
+    images = _images_that_rank(index=index, split=split, sources=wanted, most=most, say=say)
     embed = partial(
         candidates.embed_kept,
         ids=images.ids,

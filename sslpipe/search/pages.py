@@ -65,7 +65,9 @@ def search_page(
         rows.append(((shortest_uri(image), query.name), cells))
     text = f"Of {len(index):,}; the number is the cosine."
     sheet = render("sslpipe.search/search.found", rows=rows)
-    return command_page("search", "Nearest images", text, {"Found": sheet})
+    return command_page(
+        command="search", title="Nearest images", text=text, sections={"Found": sheet}
+    )
 
 
 def _costs(row: Ranked, found: Candidates) -> tuple[str, str, str]:
@@ -111,7 +113,7 @@ def answer(
     first = ranked[0]
     plain = best_single(ranked)
     others = f"{first.more['MAP@R'].number} classes that did not choose"
-    sentences = [_advice(first, best, plain, others, few)]
+    sentences = [_advice(first=first, best=best, plain=plain, others=others, few=few)]
     if best is plain:
         worth = " and ".join(f"{metric} {value:.1%}" for metric, value in best.values.items())
         sentences.append(f"It has {worth} on {others}.")
@@ -246,4 +248,10 @@ def choice_page(
         "All rows": render("table", heads=heads, rows=cells),
     }
     title = f"Features for {split.name}: {len(ids):,} images"
-    return command_page("choose", title, sentences[0], sections, ("Ranking", "Neighbours"))
+    return command_page(
+        command="choose",
+        title=title,
+        text=sentences[0],
+        sections=sections,
+        opened=("Ranking", "Neighbours"),
+    )

@@ -189,7 +189,9 @@ def rank_without_labels(
         some = torch.arange(min(both.shape[1], MOST_COMPARED)) * both.shape[1]
         some = some // min(both.shape[1], MOST_COMPARED)
         score = view_recall(both[:, some])
-        ranked.append(Ranked(parts, UNLABELLED_POWER, score, {}, {}, 1.0))
+        ranked.append(
+            Ranked(parts=parts, power=UNLABELLED_POWER, score=score, values={}, more={}, p=1.0)
+        )
     return sorted(ranked, key=lambda row: -row.score)
 
 

@@ -257,10 +257,10 @@ def _open_tiff(path: Path, pages: Pages, size: int) -> Planes:
             if series.dataoffset + math.prod(shape) * series.dtype.itemsize > size:
                 raise BadSample("is truncated: its pixels end beyond the file")
             dtype = series.dtype.newbyteorder(tiff.byteorder)
-            get = _mapped(path, dtype, series.dataoffset, shape)
+            get = _mapped(path=path, dtype=dtype, offset=series.dataoffset, shape=shape)
         else:
             get = _segmented(path, series, size)
-    planes = _arranged(axes, shape, series.dtype, get, pages=pages.pages)
+    planes = _arranged(axes=axes, shape=shape, dtype=series.dtype, get=get, pages=pages.pages)
     return planes._replace(has_windows=is_mapped or key.is_tiled)
 
 
@@ -346,8 +346,10 @@ def _open_npy(path: Path, pages: Pages, size: int) -> Planes:
         offset = file.tell()
     if offset + math.prod(shape) * dtype.itemsize > size:
         raise BadSample(f"is truncated: {size} bytes do not hold {shape} {dtype}")
-    get = _mapped(path, dtype, offset, shape, "F" if fortran else "C")
-    return _arranged(_array_axes(shape, pages), shape, dtype, get, pages=pages.pages)
+    get = _mapped(path=path, dtype=dtype, offset=offset, shape=shape, order="F" if fortran else "C")
+    return _arranged(
+        axes=_array_axes(shape, pages), shape=shape, dtype=dtype, get=get, pages=pages.pages
+    )
 
 
 def _open_npz(path: Path, pages: Pages, size: int) -> Planes:
@@ -367,7 +369,14 @@ def _open_npz(path: Path, pages: Pages, size: int) -> Planes:
         ):
             return load_array(member)
 
-    return _arranged(_array_axes(shape, pages), shape, dtype, None, load, pages.pages)
+    return _arranged(
+        axes=_array_axes(shape, pages),
+        shape=shape,
+        dtype=dtype,
+        get=None,
+        load=load,
+        pages=pages.pages,
+    )
 
 
 def _array_axes(shape: tuple[int, ...], pages: Pages) -> str:
@@ -472,7 +481,7 @@ def _open_dicom(path: Path, pages: Pages, size: int) -> Planes:
         return window if rescale == (1, 0) else window.astype(np.float64) * slope + intercept
 
     dtype = raw if rescale == (1, 0) else np.dtype("f4")
-    planes = _arranged("IYXS", (frames, *sides), dtype, get)
+    planes = _arranged(axes="IYXS", shape=(frames, *sides), dtype=dtype, get=get)
     return planes._replace(has_windows=False, window=_look_at(header))
 
 
@@ -524,7 +533,7 @@ def _open_nifti(path: Path, pages: Pages, size: int) -> Planes:
         dtype = np.dtype("f8")
     if path.name.lower().endswith(".gz"):
         return _arranged(axes, shape, dtype, load=lambda: np.asanyarray(image.dataobj))
-    return _arranged(axes, shape, dtype, data.__getitem__)
+    return _arranged(axes=axes, shape=shape, dtype=dtype, get=data.__getitem__)
 
 
 _FORMATS: tuple[tuple[Callable[[bytes, str], bool], Callable[[Path, Pages, int], Planes]], ...] = (

@@ -96,7 +96,15 @@ def parse_sensors(
             "RGB images are what `sslpipe shards build` reads"
         )
     names = parse_channels(channels)
-    return Sensors(names, pages, slice_axis, nan, tile, stride, min_content)
+    return Sensors(
+        channels=names,
+        pages=pages,
+        slice_axis=slice_axis,
+        nan=nan,
+        tile_px=tile,
+        stride_px=stride,
+        min_content=min_content,
+    )
 
 
 class _Window(NamedTuple):
@@ -146,7 +154,9 @@ def cut_scenes(
     scratch = _Scratch(folder)
     notes = list[str]()
     opened = {
-        split: _open_scenes(files, sensors, pattern, scratch, workers)
+        split: _open_scenes(
+            files=files, sensors=sensors, pattern=pattern, scratch=scratch, workers=workers
+        )
         for split, files in splits.items()
     }
     good = {
@@ -182,15 +192,18 @@ def cut_scenes(
             raise DataError(f"split {split!r}: every tile is empty; give a lower --min-content")
         own = columns[split]
         kept = own.select([name for name in own.column_names if name != CHANNEL])
-        images[split], own_columns[split] = _described(files, kept, scenes, sensors, pixel_bytes)
+        images[split], own_columns[split] = _described(
+            files=files, columns=kept, scenes=scenes, sensors=sensors, pixel_bytes=pixel_bytes
+        )
     windows = {planes.window for planes in good.values()}
+    is_cut = all(PARENT in own.column_names for own in own_columns.values())
     return Samples(
-        images,
-        own_columns,
-        dtype.name if sensors.channels else None,
-        windows.pop() if len(windows) == 1 else None,
-        notes,
-        PARENT if all(PARENT in own.column_names for own in own_columns.values()) else None,
+        images=images,
+        columns=own_columns,
+        dtype=dtype.name if sensors.channels else None,
+        window=windows.pop() if len(windows) == 1 else None,
+        notes=notes,
+        split_by=PARENT if is_cut else None,
     )
 
 
@@ -219,9 +232,16 @@ def _open_scenes(
                 # what is decoded as a whole is copied when it is read, and then read by windows
                 if not part.has_windows and (is_tiled or (len(windows) > 1 and part.load)):
                     parts[k] = scratch.lazily(part)
-            return _Scene(name, numbers[0], paths, _joined(parts), windows, header)
+            return _Scene(
+                name=name,
+                file=numbers[0],
+                paths=paths,
+                planes=_joined(parts),
+                windows=windows,
+                header=header,
+            )
         except BadSample as error:
-            return _Scene(name, numbers[0], paths, error, header=header)
+            return _Scene(name=name, file=numbers[0], paths=paths, planes=error, header=header)
 
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(opened, _grouped(files.names, sensors, pattern)))
@@ -350,7 +370,7 @@ def _with_content(scene: _Scene, least: float, workers: int) -> _Scene:
             kept = [window for window, share in zip(windows, shares, strict=True) if share >= least]
             return scene._replace(windows=kept)
     except BadSample as error:
-        return _Scene(scene.name, scene.file, scene.paths, error)
+        return _Scene(name=scene.name, file=scene.file, paths=scene.paths, planes=error)
 
 
 def content(pixels: Array, spread: NDArray[np.float64]) -> float:

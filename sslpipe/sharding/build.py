@@ -196,7 +196,7 @@ def write_shards(
             left_out=left_out,
             doubts=doubts,
         )
-        return _finish(out, manifest, build, workers, notes)
+        return _finish(out=out, manifest=manifest, build=build, workers=workers, notes=notes)
 
 
 # --- what may be written
@@ -325,7 +325,13 @@ def _finish(
     manifest = save_columns(out, manifest.model_copy(update=update), columns)
     report = _report(out, build)
     save_report(out, report)
-    return Built(manifest, _skipped(build), build.missing, (*notes, *measured), report)
+    return Built(
+        manifest=manifest,
+        skipped=_skipped(build),
+        missing=build.missing,
+        notes=(*notes, *measured),
+        report=report,
+    )
 
 
 def _with_paths(

@@ -226,7 +226,13 @@ class SplitPlan(NamedTuple):
 def plan_split(split: str, source: SplitImages, layout: Layout) -> SplitPlan:
     """Shuffle a split's images and cut them into shards."""
     shards = _cut(split, source, layout)
-    return SplitPlan(split, source, layout, shards, _fingerprint(split, source, layout))
+    return SplitPlan(
+        split=split,
+        source=source,
+        layout=layout,
+        shards=shards,
+        fingerprint=_fingerprint(split, source, layout),
+    )
 
 
 def write_split(
@@ -256,7 +262,7 @@ def write_split(
     stop = threading.Event()
 
     def write(shard: int) -> None:
-        finished = _write_shard(folder, shard, plan, skip_bad, stop)
+        finished = _write_shard(folder=folder, shard=shard, plan=plan, skip_bad=skip_bad, stop=stop)
         with lock:  # a shard is finished once its line is on disk
             done[shard] = finished
             record.append(finished)
