@@ -32,7 +32,7 @@ from sslpipe.models.tuning import (
     learning_rate_scale,
     ramped_prefix,
 )
-from sslpipe.optim.build import parameter_groups
+from sslpipe.optim.parameter_groups import parameter_groups
 from sslpipe.portable import sha256_of
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry.schema import refusals

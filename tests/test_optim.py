@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from sslpipe.optim.build import describe_groups, rate_warning
 from sslpipe.optim.lars import LARS
 from sslpipe.optim.optimizers import OPTIMIZERS
+from sslpipe.optim.parameter_groups import describe_groups, rate_warning
 from sslpipe.optim.step import lr_at, set_lr
 from sslpipe.recipe.sections import Optim
 from tests.helpers.optimizers import build_optimizer

@@ -16,7 +16,7 @@ from sslpipe.metric_learning.parts import build_task
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.stems import stem_warning
-from sslpipe.optim.build import rate_warning
+from sslpipe.optim.parameter_groups import rate_warning
 from sslpipe.optim.step import lr_at
 from sslpipe.parts import build_loss, build_model, freeze_and_group
 from sslpipe.recipe.reading import load_recipe

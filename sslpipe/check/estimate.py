@@ -24,7 +24,7 @@ from sslpipe.check.outcome import (
 )
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.pipeline import Batch
-from sslpipe.optim.build import describe_groups
+from sslpipe.optim.parameter_groups import describe_groups
 from sslpipe.planning.memory import Memory, Room, check_memory, memory_of_plan
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.sections import RunRecipe

@@ -24,7 +24,7 @@ from sslpipe.models.tuning import (
     learning_rate_scale,
     ramped_prefix,
 )
-from sslpipe.optim.build import parameter_groups
+from sslpipe.optim.parameter_groups import parameter_groups
 from sslpipe.registry.schema import refusals
 from sslpipe.run.contract import TrainingParts
 

@@ -47,7 +47,7 @@ def set_lr(optimizer: Optimizer, lr: float, ramp: float = 1.0) -> float:
     """Set every group's learning rate, times the group's own factor; returns it, for the log.
 
     Args:
-        optimizer: Of `build_optimizer`.
+        optimizer: As `Optim.build` makes it.
         lr: The rate.
         ramp: Further factor of the groups of pretrained parameters.
     """

@@ -9,7 +9,7 @@ from typing import TypeVar
 from sslpipe.errors import RecipeError
 from sslpipe.models.stems import stem_warning
 from sslpipe.models.tuning import tune_warnings
-from sslpipe.optim.build import rate_warning
+from sslpipe.optim.parameter_groups import rate_warning
 from sslpipe.planning.memory import saved_bytes
 from sslpipe.run.contract import PartsT, Plan
 

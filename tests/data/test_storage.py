@@ -21,7 +21,7 @@ from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.data.storage import join, load_array, npy_header, read_bytes, read_range, size_of
 from sslpipe.errors import DataError
-from sslpipe.sharding.index import verify_shard
+from sslpipe.sharding.verify import verify_shard
 from tests.helpers.batches import same, take
 from tests.helpers.dataset import write_dataset
 

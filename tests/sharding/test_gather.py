@@ -20,10 +20,11 @@ from sslpipe.errors import DataError
 from sslpipe.sharding.build import write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.gather import RawColumn, match_names, parse_pattern
-from sslpipe.sharding.index import Tars, check_columns, find_tars, index_folder, verify_columns
+from sslpipe.sharding.index import Tars, check_columns, find_tars, index_folder
 from sslpipe.sharding.record import save_manifest
 from sslpipe.sharding.report import FILE
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions
+from sslpipe.sharding.verify import verify_columns
 from sslpipe.sharding.writer import MOST_TOGETHER, Layout
 from tests.helpers.dataset import picture, png
 from tests.helpers.shards import error_of, report_of, run, tree, write_tar

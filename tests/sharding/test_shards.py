@@ -29,7 +29,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_range
 from sslpipe.sharding import show, sources
 from sslpipe.sharding.build import write_shards
-from sslpipe.sharding.layouts import parse_idx
+from sslpipe.sharding.idx import parse_idx
 from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.readers import OPTIONS, SOURCES
 from sslpipe.sharding.scan import scan_tar

@@ -12,7 +12,7 @@ from PIL import Image
 
 from sslpipe.data.decode import decode
 from sslpipe.errors import DataError
-from sslpipe.sharding.layouts import parse_idx
+from sslpipe.sharding.idx import parse_idx
 from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import SourceOptions, read_file
 from tests.helpers.shards import error_of, grey, grey_png, write_tar

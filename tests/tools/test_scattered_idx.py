@@ -13,7 +13,7 @@ from scipy import stats
 
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
-from sslpipe.sharding.layouts import parse_idx
+from sslpipe.sharding.idx import parse_idx
 from sslpipe.sharding.members import encode_png
 from tests.helpers.shards import read_all, run
 from tools.datasets.scattered_idx import Placement, draw_placement, first_of_each, main, place

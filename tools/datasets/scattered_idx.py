@@ -23,7 +23,7 @@ from PIL import Image
 
 from sslpipe.portable import write_atomically
 from sslpipe.random import uniform
-from sslpipe.sharding.layouts import parse_idx
+from sslpipe.sharding.idx import parse_idx
 
 SMALLEST, LARGEST = 0.55, 1.0  # side of the placed image over its original side
 MAX_DEGREES = 20.0
