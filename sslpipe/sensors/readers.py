@@ -289,22 +289,14 @@ def _segmented(path: Path, series: Any, size: int) -> Get:
             "save it as a tiled TIFF"
         )
     grid = planes, -(-height // tall), -(-width // wide)
-    # each page's offsets and sizes, and what a JPEG in it lacks
-    pages = list[tuple[NDArray[np.int64], NDArray[np.int64], bytes | None]]()
-    for page in series.pages:
-        ends = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
-        if len(ends[0]) != len(ends[1]) or (ends[0] + ends[1]).max(initial=0) > size:
-            raise BadSample("is truncated: its pixels end beyond the file")
-        if len(ends[0]) != math.prod(grid):
-            raise BadSample(f"does not have the {math.prod(grid)} strips or tiles of its header")
-        pages.append((*ends, page.jpegtables))
+    pages = [_segments_of(page, math.prod(grid), size) for page in series.pages]
     outer = series.shape[:-in_page]
     if len(pages) != math.prod(outer):
         raise BadSample(f"does not have the {math.prod(outer)} pages of its header")
     numbers = np.arange(len(pages)).reshape(outer)
 
     def read(file: IO[bytes], number: int, rows: slice, columns: slice) -> Array:
-        offsets, sizes, jpeg_tables = pages[number]
+        page = pages[number]
         top, bottom, _ = rows.indices(height)
         left, right, _ = columns.indices(width)
         window = np.full((planes, bottom - top, right - left, samples), nodata, dtype)
@@ -312,13 +304,15 @@ def _segmented(path: Path, series: Any, size: int) -> Get:
         across = range(left // wide, -(-right // wide))
         for place in itertools.product(range(planes), down, across):
             segment = int(np.ravel_multi_index(place, grid))
-            if not sizes[segment]:  # a hole: no data
+            if not page.sizes[segment]:  # a hole: no data
                 continue
-            raw = os.pread(file.fileno(), int(sizes[segment]), int(offsets[segment]))
+            raw = os.pread(file.fileno(), int(page.sizes[segment]), int(page.offsets[segment]))
             y = place[1] * tall
             x = place[2] * wide
             if key.compression in _JPEG:
-                decoded = decode(raw, segment, jpegtables=jpeg_tables, jpegheader=key.jpegheader)
+                decoded = decode(
+                    raw, segment, jpegtables=page.jpeg_tables, jpegheader=key.jpegheader
+                )
             else:
                 decoded = decode(raw, segment)
             part = decoded[0][0, max(0, top - y) :, max(0, left - x) :]
@@ -328,13 +322,32 @@ def _segmented(path: Path, series: Any, size: int) -> Get:
         return window
 
     def get(at: tuple[Any, ...]) -> Array:
-        pages = numbers[at[:-in_page]]
+        wanted = numbers[at[:-in_page]]
         rows, columns = (at[len(outer) + key.axes.index(axis)] for axis in "YX")
         with open_regular(path) as file:
-            parts = [read(file, k, rows, columns)[_OF_PAGE[key.axes]] for k in pages.flat]
-        return np.reshape(parts, (*pages.shape, *parts[0].shape))
+            parts = [read(file, k, rows, columns)[_OF_PAGE[key.axes]] for k in wanted.flat]
+        return np.reshape(parts, (*wanted.shape, *parts[0].shape))
 
     return get
+
+
+class _Segments(NamedTuple):
+    """The strips or tiles of a page."""
+
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]  # in bytes; 0: a hole
+    jpeg_tables: bytes | None  # what a JPEG in them lacks
+
+
+def _segments_of(page: Any, count: int, file_size: int) -> _Segments:
+    """Return the `count` strips or tiles of a page. Raises BadSample where a header lies."""
+    offsets = np.array(page.dataoffsets, np.int64)
+    sizes = np.array(page.databytecounts, np.int64)
+    if len(offsets) != len(sizes) or (offsets + sizes).max(initial=0) > file_size:
+        raise BadSample("is truncated: its pixels end beyond the file")
+    if len(offsets) != count:
+        raise BadSample(f"does not have the {count} strips or tiles of its header")
+    return _Segments(offsets, sizes, page.jpegtables)
 
 
 # --- arrays

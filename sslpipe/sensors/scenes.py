@@ -176,12 +176,7 @@ def cut_scenes(
         scenes = opened[split]
         skipped = 0
         if sensors.min_content:
-            scenes = [_with_content(scene, sensors.min_content, workers) for scene in scenes]
-            skipped = sum(
-                len(before.windows) - len(after.windows)
-                for before, after in zip(opened[split], scenes, strict=True)
-                if isinstance(after.planes, Planes)
-            )
+            scenes, skipped = _without_empty_tiles(scenes, sensors.min_content, workers)
         left = sum(len(scene.windows) for scene in scenes)
         if skipped:
             notes.append(
@@ -348,6 +343,20 @@ def _windows(planes: Planes, sensors: Sensors) -> list[_Window]:
         _Window(page=page, y=top, x=left, height=tall, width=wide)
         for page, top, left in itertools.product(range(planes.total), tops, lefts)
     ]
+
+
+def _without_empty_tiles(
+    scenes: Sequence[_Scene], least: float, workers: int
+) -> tuple[list[_Scene], int]:
+    """Keep the tiles that show enough; and count the others, but for those of bad scenes."""
+    kept = []
+    skipped = 0
+    for scene in scenes:
+        shown = _with_content(scene, least, workers)
+        kept.append(shown)
+        if isinstance(shown.planes, Planes):
+            skipped += len(scene.windows) - len(shown.windows)
+    return kept, skipped
 
 
 def _with_content(scene: _Scene, least: float, workers: int) -> _Scene:
