@@ -207,8 +207,9 @@ def embed_here(
         on_bad=on_bad,
         reader=reader,
     )
-    most = process.share(len(split) if wanted is None else len(wanted))
-    made = Embeddings(torch.zeros(0, 0), *torch.zeros(2, 0, dtype=torch.int64))
+    share = process.share(len(split) if wanted is None else len(wanted))
+    nobody = torch.zeros(0, dtype=torch.int64)
+    made = Embeddings(features=torch.zeros(0, 0), labels=nobody, ids=nobody)
     done = 0
     view = view.to(device)
     dtype = weights_dtype(backbone)
@@ -219,9 +220,7 @@ def embed_here(
             features = view.reduced(forward_in_parts(backbone, images))  # (B, F)
             rows = Embeddings(features.float(), batch.labels, batch.ids)
             if not done:  # one piece of memory: joining parts takes it twice
-                sizes = ((most.stop - most.start, *each.shape[1:]) for each in rows)
-                there = zip(rows, sizes, strict=True)
-                made = Embeddings(*(each.new_empty(n, device=rows_on) for each, n in there))
+                made = _space_for(len(share), rows, rows_on)
             for whole, part in zip(made, rows, strict=True):
                 whole[done : done + len(part)] = part
             done += len(rows.ids)
@@ -229,6 +228,11 @@ def embed_here(
                 progress(len(rows.ids))
     assert module_sha256(backbone) == before, "evaluation changed the backbone"
     return Embeddings(*(tensor[:done].to(rows_on) for tensor in made))
+
+
+def _space_for(count: int, like: Embeddings, device: torch.device | str) -> Embeddings:
+    """Return `count` rows to be written, of the widths and types of others."""
+    return Embeddings(*(each.new_empty((count, *each.shape[1:]), device=device) for each in like))
 
 
 # Of one forward on a CPU: the activations of more images leave its caches, which takes

@@ -40,28 +40,7 @@ def measure(
 
     Raises: DataError where no image can be read, or their channels are others.
     """
-    values = list[_Values]()
-    count = 0
-    dtype: Any = None
-    for pixels in _sampled(shards):
-        count = count + 1
-        name = pixels.dtype.name
-        if not values:
-            dtype = name
-            if dtype not in get_args(Depth):
-                raise DataError(f"images of {dtype}; store {', '.join(get_args(Depth))}")
-            if dtype == "uint8" and given is not None:
-                raise DataError("--range is for 16 bits and floats; 8 bits are 0 to 255")
-            values = [_Values(pixels.dtype) for _ in range(pixels.shape[2])]
-        if (name, pixels.shape[2]) != (dtype, len(values)):
-            raise DataError(
-                f"an image of {pixels.shape[2]} channels of {name}, and others of {len(values)} "
-                f"of {dtype}: a data set has one type"
-            )
-        for channel, own in enumerate(values):
-            own.add(pixels[:, :, channel])
-    if not values:
-        raise DataError("no image can be read to measure channels: KEY.npy of (h, w, C)")
+    values, dtype, count = _channel_values(shards, given)
     if len(values) != len(channels):
         raise DataError(
             f"images have {len(values)} channels, and --channels names {len(channels)}: "
@@ -74,22 +53,14 @@ def measure(
     stds: list[float] = []
     for name, own in zip(channels, values, strict=True):
         least, most = own.ends((0, 100))
-        low, high = own.ends(PERCENTILES)
         if least == most:
             notes.append(f"channel {name} is constant: {least:g} in all of them")
-        if low == high:
-            low = least
-            high = most if most > least else least + max(1.0, abs(least) * 1e-3)
-        if dtype == "uint8":
-            low = 0.0
-            high = 255.0
-        low, high = given or (low, high)
+        low, high = given or _range_of(own, dtype)
         mean, std = own.moments()
-        std = max(std / (high - low), LEAST_STD)
         lows.append(low)
         highs.append(high)
         means.append(round((mean - low) / (high - low), 6))
-        stds.append(round(std, 6))
+        stds.append(round(max(std / (high - low), LEAST_STD), 6))
     if max(map(abs, (*means, *stds))) > MOST_LEVEL:
         raise DataError("values lie far outside of the range; give another --range LOW,HIGH")
     image = ImageType(channels=tuple(channels), dtype=dtype, low=tuple(lows), high=tuple(highs))
@@ -135,6 +106,49 @@ class _Values:
             return mean, float(np.sqrt(self._counts @ (levels - mean) ** 2 / total))
         values = np.concatenate(self._floats).astype(np.float64)
         return float(values.mean()), float(values.std())
+
+
+def _channel_values(
+    shards: Sequence[Path], given: tuple[float, float] | None
+) -> tuple[list[_Values], Any, int]:
+    """Return the values of each channel of some images, their type, and how many images.
+
+    Raises: DataError where no image can be read, or they are not of one type.
+    """
+    values = list[_Values]()
+    count = 0
+    dtype: Any = None
+    for pixels in _sampled(shards):
+        count = count + 1
+        name = pixels.dtype.name
+        if not values:
+            dtype = name
+            if dtype not in get_args(Depth):
+                raise DataError(f"images of {dtype}; store {', '.join(get_args(Depth))}")
+            if dtype == "uint8" and given is not None:
+                raise DataError("--range is for 16 bits and floats; 8 bits are 0 to 255")
+            values = [_Values(pixels.dtype) for _ in range(pixels.shape[2])]
+        if (name, pixels.shape[2]) != (dtype, len(values)):
+            raise DataError(
+                f"an image of {pixels.shape[2]} channels of {name}, and others of {len(values)} "
+                f"of {dtype}: a data set has one type"
+            )
+        for channel, own in enumerate(values):
+            own.add(pixels[:, :, channel])
+    if not values:
+        raise DataError("no image can be read to measure channels: KEY.npy of (h, w, C)")
+    return values, dtype, count
+
+
+def _range_of(values: _Values, dtype: str) -> tuple[float, float]:
+    """Return the low and the high value of a channel, where none are given."""
+    if dtype == "uint8":
+        return 0.0, 255.0
+    low, high = values.ends(PERCENTILES)
+    if low < high:
+        return low, high
+    least, most = values.ends((0, 100))
+    return least, most if most > least else least + max(1.0, abs(least) * 1e-3)
 
 
 def _sampled(shards: Sequence[Path]) -> Iterator[NDArray[Any]]:
