@@ -74,18 +74,19 @@ def open_batches(plan: Finetuning, run: Run[FinetuningParts]) -> Generator[Batch
     """Open this rank's rows of every step's batch that is left, their views planned."""
     recipe = plan.recipe
     augment = run.parts.augment
+    order = plan.order
     if run.parts.neighbours is not None:
-        plan.order.nearest = run.parts.neighbours.nearest_classes
+        order = order.with_nearest(run.parts.neighbours.nearest_classes)
 
     def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
         # a sample may come twice in an epoch, never twice in a step: the step names its numbers
         return augment.prepare(batch, seed=recipe.seed, number=step)
 
     return pk_batches(
-        plan.split,
-        plan.order,
-        recipe.run,
-        run.process,
+        split=plan.split,
+        order=order,
+        run=recipe.run,
+        process=run.process,
         canvas_px=recipe.data.canvas_px,
         first_step=run.first_step,
         device=run.device,

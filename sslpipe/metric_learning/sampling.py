@@ -10,6 +10,7 @@ what its own rows need.
 Source of P and K: Hermans et al. 2017, arXiv:1703.07737, section 2.
 """
 
+import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Generator, Iterator
 from functools import lru_cache
@@ -30,12 +31,14 @@ from sslpipe.errors import DataError
 from sslpipe.recipe.sections import RunConfig
 
 Integers = NDArray[np.int64]
+# epoch -> (C, size) places in `classes` of each class's nearest ones, itself first; None: not known
+NearestClasses = Callable[[int], Integers | None]
 
 PK_VERSION = 2  # part of a fine-tuning's digest: raise it whenever a plan below changes
 MOST_PASSES = 16  # over the data in one epoch; see PKOrder
 
 
-class Plan(NamedTuple):
+class EpochBatches(NamedTuple):
     """Hold one epoch's batches."""
 
     ids: Integers  # (T, B) each batch's samples: K of each of its P classes, then the random ones
@@ -63,8 +66,7 @@ class PKOrder:
     epoch's first pass gives fewer, it takes another one. Samples without a label, and classes with
     fewer than K samples, are skipped.
 
-    `nearest` is an attribute: epoch -> (C, P) rows of indices into `classes`, each class's nearest
-    first, itself before them; None, as it is until it is set: no groups. An epoch's plan asks once.
+    Without `with_nearest`, and in epochs for which it knows nothing, classes come in no groups.
 
     Args:
         split: Whose labels are planned on.
@@ -101,7 +103,7 @@ class PKOrder:
         without: Integers | None = None,
     ) -> None:
         self.neighbours = neighbours
-        self.nearest: Callable[[int], Integers | None] = lambda epoch: None
+        self._nearest: NearestClasses = lambda epoch: None
         self.classes_per_batch = classes_per_batch
         self.images_per_class = images_per_class
         self.random_images = random_images
@@ -118,16 +120,7 @@ class PKOrder:
         there, sizes = np.unique(self.labels[self.labels >= 0], return_counts=True)
         self.classes = there[sizes >= images_per_class]
         self.small_classes = int((sizes < images_per_class).sum())
-        if len(self.classes) < classes_per_batch:
-            some = int(np.sort(np.append(sizes, [0] * classes_per_batch))[-classes_per_batch])
-            works = [f"sampler.images_per_class={some}"] if some > 1 else []
-            works += [f"sampler.classes_per_batch={len(self.classes)}"] * (len(self.classes) > 1)
-            raise BatchesDoNotFit(
-                f"sampler.classes_per_batch = {classes_per_batch}, but {len(self.classes)} classes "
-                f"have sampler.images_per_class = {images_per_class} images to train on",
-                f"set {' or '.join(works)}" if works else "too few have two images",
-                classes=len(self.classes),
-            )
+        self._check_classes(sizes)
         left = int(np.isin(self.labels, self.classes).sum())
         read_together = -(-self.batch_size // num_streams) * num_streams  # as much of each stream
         if read_together > left:
@@ -168,13 +161,40 @@ class PKOrder:
         self.dropped = waiting.dropped
         self.used = self.steps_per_epoch * self.batch_size  # of the samples of the first pass
 
+    def _check_classes(self, sizes: Integers) -> None:
+        """Raise BatchesDoNotFit where too few classes have enough images; (c,) sizes of all."""
+        count = len(self.classes)
+        if count >= self.classes_per_batch:
+            return
+        # the most images that as many classes have as a batch takes
+        padded = np.append(sizes, [0] * self.classes_per_batch)
+        images = int(np.sort(padded)[-self.classes_per_batch])
+        works = []
+        if images > 1:
+            works.append(f"sampler.images_per_class={images}")
+        if count > 1:
+            works.append(f"sampler.classes_per_batch={count}")
+        raise BatchesDoNotFit(
+            f"sampler.classes_per_batch = {self.classes_per_batch}, but {count} classes have "
+            f"sampler.images_per_class = {self.images_per_class} images to train on",
+            f"set {' or '.join(works)}" if works else "too few have two images",
+            classes=count,
+        )
+
+    def with_nearest(self, nearest: NearestClasses) -> "PKOrder":
+        """Return this order with classes in groups; an epoch's plan asks `nearest` once."""
+        order = copy.copy(self)
+        order._nearest = nearest
+        order.epoch = lru_cache(maxsize=2)(order._plan)
+        return order
+
     def ids(self, step: int) -> Integers:
         """Return (B,) sample ids of one step, over all processes."""
         epoch, within = divmod(step, self.steps_per_epoch)
         ids: Integers = self.epoch(epoch).ids[within]
         return ids
 
-    def _plan(self, epoch: int) -> Plan:
+    def _plan(self, epoch: int) -> EpochBatches:
         taken = list(
             islice(self._batches(epoch, MOST_PASSES, self._buffer(epoch)), self.steps_per_epoch)
         )
@@ -185,10 +205,10 @@ class PKOrder:
                 "smaller sampler.classes_per_batch"
             )
         pairs = np.array(taken, np.int64)  # (T, B, 2)
-        return Plan(pairs[:, :, 0], pairs[:, :, 1])
+        return EpochBatches(ids=pairs[:, :, 0], chunks=pairs[:, :, 1])
 
     def _buffer(self, epoch: int) -> "ClassBuffer":
-        table = self.nearest(epoch)
+        table = self._nearest(epoch)
         nearest = None
         if table is not None:
             nearest = dict(zip(self.classes.tolist(), self.classes[table].tolist(), strict=True))
@@ -337,10 +357,8 @@ def pk_batches(
     """
     reader = Reader(split)
     store = ImageStore(reader, canvas_px=canvas_px, keep=run.cache == "memory", on_bad=on_bad)
-    begin, end = (
-        order.batch_size * r // process.world_size for r in (process.rank, process.rank + 1)
-    )
-    rows = slice(begin, end)
+    share = process.share(order.batch_size)
+    rows = slice(share.start, share.stop)
     held = _ReadAhead(order, store, rows)
 
     def decoded(taken: tuple[int, int, Raw | None]) -> tuple[int, Image]:

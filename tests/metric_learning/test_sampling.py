@@ -87,7 +87,7 @@ def near_by_number(classes, size):
 
 def with_neighbours(split, table, **changes):
     order = plan(split, neighbours=2, **changes)
-    order.nearest = lambda epoch: None if epoch < 2 else table
+    order = order.with_nearest(lambda epoch: None if epoch < 2 else table)
     return order
 
 
@@ -148,7 +148,7 @@ def test_nothing_waits_for_a_small_class_longer_than_a_pass():
     order = plan(split, classes_per_batch=4, images_per_class=4, buffer=2000, neighbours=1)
     table = np.array([[c, 19, *(d for d in range(19) if d != c)][:4] for c in range(20)])
     table[19] = [19, 0, 1, 2]
-    order.nearest = lambda epoch: None if epoch < 2 else table
+    order = order.with_nearest(lambda epoch: None if epoch < 2 else table)
     assert order.steps_per_epoch > 50  # of 954 samples in 16s
     of_epoch = order.epoch(2)
     assert of_epoch.ids.shape == (order.steps_per_epoch, 16)
@@ -190,7 +190,7 @@ def planned_in_rank(process):
         neighbours.means += torch.randn(20, 3, generator=generator)
     neighbours.begin(1)
     order = plan(FakeSplit(np.arange(2000) % 20), neighbours=2, classes_per_batch=6, buffer=500)
-    order.nearest = neighbours.nearest_classes
+    order = order.with_nearest(neighbours.nearest_classes)
     return order.epoch(2).ids.tolist(), neighbours.means.tolist()
 
 
