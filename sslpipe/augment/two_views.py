@@ -28,7 +28,7 @@ from sslpipe.augment.op import Draws, by_kornia
 from sslpipe.augment.ops import draws, ops_for
 from sslpipe.augment.presets import setting_docs, view_specs
 from sslpipe.augment.resample import TOGETHER_PX, transposed
-from sslpipe.augment.spec import check_images, check_statistics
+from sslpipe.augment.spec import ViewSpec, check_images, check_statistics
 from sslpipe.augment.triton_views import TritonPlan
 from sslpipe.data.decode import rgb_pixels
 from sslpipe.data.image_type import RGB8
@@ -87,7 +87,7 @@ class BaseViews(nn.Module):
         super().__init__()
         self.channels = tuple(channels)
         count = len(channels)
-        self.specs = view_specs(preset, crop_px, overrides, self.channels)
+        self.specs: tuple[ViewSpec, ...] = view_specs(preset, crop_px, overrides, self.channels)
         mean = (0.0,) * count if mean is None else mean
         std = (1.0,) * count if std is None else std
         check_statistics(mean, std, count)
@@ -98,6 +98,13 @@ class BaseViews(nn.Module):
         self.extra = ExtraOps(extra) if extra else None
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
+
+    def keep_first(self, count: int) -> None:
+        """Make only the first `count` views of an image from now on."""
+        self.specs = self.specs[:count]
+
+    def compile_colours(self, **options: Any) -> None:
+        """Compile the colour ops, where they can be: here nothing is."""
 
     def prepare(self, batch: Batch, *, seed: int, number: int) -> Batch:
         """Return the batch with the plan of its views: what a loader's thread does ahead.
@@ -432,7 +439,7 @@ def build_augment(recipe: RunRecipe, index: DatasetIndex, *, compiled: bool = Fa
             std=index.manifest.std,
             channels=index.image_type.channels,
         )
-    if compiled and isinstance(augment, FusedViews):
+    if compiled:
         augment.compile_colours()
     return augment
 

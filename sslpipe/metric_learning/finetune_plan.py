@@ -112,7 +112,7 @@ class Finetuning(RecipePlan[FinetuningParts]):
         """Build the parts, the same on every rank; see `sslpipe.plan.Pretraining.build`."""
         compiled = compiled and self.recipe.run.compile != "off"
         augment = build_augment(self.recipe, self.index, compiled=compiled)
-        augment.specs = augment.specs[: self.recipe.views]  # type: ignore[assignment]
+        augment.keep_first(self.recipe.views)
         classes = len(self.order.classes)
         task = build_task(self.recipe, augment.crop_px, self.start.weights, classes)
         return FinetuningParts(augment, task, class_neighbours(self.recipe, task, classes))
