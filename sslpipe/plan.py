@@ -146,10 +146,6 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
         """List what a user should know before the first step. Raises: RecipeError: refused."""
         return judge(self, parts, refusals=REFUSALS, remarks=REMARKS)
 
-    def check_processes(self, world_size: int) -> None:
-        """Refuse a number of processes that cannot share the streams. Raises: RecipeError."""
-        self.recipe.data.check_processes(world_size)
-
     def groups(self, parts: Parts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
         return freeze_and_group(parts.model, self.recipe)

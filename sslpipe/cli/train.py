@@ -351,13 +351,11 @@ def slurm(
     The script needs this Python environment and no other file. At the time limit and on preemption
     the job saves a checkpoint and requeues itself.
     """
-    from sslpipe.recipe.pretrain import Recipe
     from sslpipe.recipe.reading import load_recipe
     from sslpipe.run.batch_script import batch_script
 
     loaded = load_recipe(training.recipe, training.overrides or [])
-    if isinstance(loaded, Recipe):
-        loaded.data.check_processes(nodes * (gpus_per_node or 1))
+    loaded.data.check_processes(nodes * (gpus_per_node or 1))
     gpus = {
         "gpus-per-node": str(gpus_per_node),
         # SLURM's default is one core a node

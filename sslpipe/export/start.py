@@ -21,7 +21,6 @@ from sslpipe.export.saved import SavedBackbone
 from sslpipe.models.backbones import JOIN, RGB_CHANNELS, backbone_settings, build_backbone
 from sslpipe.models.channels import adapt_kernels, first_convolution
 from sslpipe.portable import explain_file_error
-from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.sections import RunRecipe, Tune
 from sslpipe.registry.schema import SparseSettings
 from sslpipe.run.checkpoint_files import checkpoint_names
@@ -29,9 +28,6 @@ from sslpipe.run.checkpoint_files import checkpoint_names
 RecipeT = TypeVar("RecipeT", bound=RunRecipe)
 
 KEPT = "init"  # folder of a run directory
-# settings of [tune] for a run that starts from weights, of any kind
-_OF_WEIGHTS = ("projector_first_steps", "ramp_steps", "eval_crop_px")
-_TUNED = ("last_blocks", "layer_decay", "backbone_lr", "batchnorm")  # a fine-tuning has them, too
 
 
 @dataclass(frozen=True)
@@ -261,7 +257,7 @@ def with_init(
         component = recipe.backbone
         sha256 = ""
         default = type(recipe.tune)()
-        for key in (*_OF_WEIGHTS, *(_TUNED if isinstance(recipe, Recipe) else ())):
+        for key in recipe.of_weights:
             if (value := getattr(recipe.tune, key)) != getattr(default, key):
                 raise RecipeError(
                     f"tune.{key} = {value!r} is for a run that starts from weights; name them with "

@@ -208,6 +208,11 @@ class Pairs(Settings):
 class Recipe(RunRecipe):
     """A pretraining: contrastive learning of an encoder and a projector."""
 
+    of_weights = (
+        *RunRecipe.of_weights,
+        *("last_blocks", "layer_decay", "backbone_lr", "batchnorm"),
+    )
+
     data: Data = Data()
     """Which images, in what batches."""
     # its keys are the fields of the class that `kind` has in LOSSES: see losses/nt_xent.py

@@ -58,6 +58,9 @@ class RunData(Settings):
     """Names of the channels to train on, of those of dataset.json, in the order that the network
     takes them; none: all. Part of the digest where it is set."""
 
+    def check_processes(self, world: int) -> None:
+        """Refuse a number of processes that cannot share a step: none here. Raises: RecipeError."""
+
 
 class Optim(KindSettings):
     """The optimizer, its learning rate over the run, and the precision of the arithmetic.
@@ -219,6 +222,8 @@ class RunRecipe(Settings):
 
     said_elsewhere: ClassVar[frozenset[str]] = frozenset()
     """Keys of [backbone] that other sections of this kind of recipe decide."""
+    of_weights: ClassVar[tuple[str, ...]] = ("projector_first_steps", "ramp_steps", "eval_crop_px")
+    """Keys of [tune] that only a run from weights may set."""
 
     _backbone_overrides: frozenset[str] = frozenset()
     # keys of [backbone] that overrides name: weights with others are refused, not preferred
