@@ -27,10 +27,9 @@ from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.model import Picture
 from sslpipe.export.named import open_init
-from sslpipe.kinds import run_kind
+from sslpipe.kinds import is_pretraining, run_kind
 from sslpipe.plan import Pretraining
 from sslpipe.portable import write_atomically
-from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.reading import Overrides, load_recipe
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import made_with
@@ -93,8 +92,7 @@ def train(
         steps: int = plan.recipe.total_steps
         say_last(f"{run_dir} is finished: {steps} of {steps} steps; nothing is left to train")
         return steps
-    # a satellite's kind of recipe may be planned as a pretraining, and is run in its own way
-    if isinstance(plan, Pretraining) and type(plan.recipe) is Recipe:
+    if isinstance(plan, Pretraining) and is_pretraining(plan.recipe):
         from sslpipe.pretrain import pretrain
 
         return pretrain(plan, run_dir)
@@ -320,7 +318,7 @@ def make_plan(
     run_dir: Path | None = None,
 ) -> Plan[Any]:
     """Make the plan of a run of any kind: see `sslpipe.plan.Pretraining.make`."""
-    if type(recipe) is Recipe:
+    if is_pretraining(recipe):
         return Pretraining.make(recipe, index, named, run_dir)
     return run_kind(recipe).make(recipe, index, named, run_dir)
 
@@ -331,7 +329,7 @@ def fitting_settings(
     """Return overrides without which a data set is too small for a recipe; "": it fits."""
     try:
         recipe = load_recipe(path, overrides)
-        if type(recipe) is Recipe:
+        if is_pretraining(recipe):
             start = {"init": "weights"} if from_weights else {}  # which hold some images out
             split = index.split(recipe.data.split)
             plan_order(with_holdout(recipe.model_copy(update=start), split), index)

@@ -6,10 +6,11 @@ plans, checks and carries out.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import RecipeError
+from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry.plugins import remember_version
 from sslpipe.run.contract import Plan
 from sslpipe.satellites import entry_of, offered
@@ -23,6 +24,14 @@ class RunKind(NamedTuple):
     order: Callable[[Any, DatasetIndex], Any]
     check: Callable[[Any], Any]  # plan -> `sslpipe.check.outcome.Check`
     run: Callable[[Any, Path], int]  # plan, run directory -> the last step done
+
+
+def is_pretraining(recipe: object) -> TypeGuard[Recipe]:
+    """Return whether the core itself plans, checks and runs a recipe.
+
+    One of a class derived from `Recipe` may be planned as a pretraining, and is its satellite's.
+    """
+    return type(recipe) is Recipe
 
 
 def run_kind(recipe: object) -> RunKind:

@@ -9,9 +9,8 @@ from typing import Any
 
 from sslpipe.check.outcome import Check
 from sslpipe.check.pretraining import check_pretraining
-from sslpipe.kinds import run_kind
+from sslpipe.kinds import is_pretraining, run_kind
 from sslpipe.plan import Pretraining
-from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.contract import Plan
 
 
@@ -21,8 +20,7 @@ def check_plan(plan: Plan[Any]) -> Check:
     Raises:
         UserError: The plan cannot be trained, or this machine cannot train it.
     """
-    # a satellite's kind of recipe may be planned as a pretraining, and is checked in its own way
-    if isinstance(plan, Pretraining) and type(plan.recipe) is Recipe:
+    if isinstance(plan, Pretraining) and is_pretraining(plan.recipe):
         return check_pretraining(plan)
     result: Check = run_kind(plan.recipe).check(plan)
     return result
