@@ -83,7 +83,7 @@ class SplitEmbeddings(Embeddings):
         return known
 
 
-class Source(Stored):
+class FeaturesOrigin(Stored):
     """Where the features in a file come from; their file also has `view`, `left_out` and more."""
 
     data: str | None = None  # name of the data set
@@ -338,7 +338,7 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
         raise DataError(f"{path} is damaged: its sha256 is another one; embed again")
     rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
     try:
-        parse_json(text, Source)
+        parse_json(text, FeaturesOrigin)
         metadata = parse_object(text)
     except ValueError as error:
         raise DataError(f"{path}: its metadata are damaged ({error}); embed again") from None

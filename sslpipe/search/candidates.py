@@ -24,7 +24,7 @@ from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.files import json_text
 from sslpipe.models.backbones import JOIN
 from sslpipe.random import permutation
-from sslpipe.search.ranking import Parts
+from sslpipe.search.ranking import Names
 from sslpipe.weights.source import parse_source
 
 FEW = 8  # images of a class that are kept whole
@@ -188,7 +188,7 @@ def embed_kept(
     return made, key
 
 
-def rows_to_rank(found: Iterable[Candidate]) -> list[Parts]:
+def rows_to_rank(found: Iterable[Candidate]) -> list[Names]:
     """Return each candidate; then joins of a network's sizes, and of two at their largest."""
     candidates = [*found]
     sizes = _by_weights(candidates)
@@ -197,7 +197,7 @@ def rows_to_rank(found: Iterable[Candidate]) -> list[Parts]:
     return [*((one.name,) for one in candidates), *joins]
 
 
-def two_sizes(found: Iterable[Candidate]) -> list[Parts]:
+def two_sizes(found: Iterable[Candidate]) -> list[Names]:
     """Return the joins of a network's smallest size and its largest."""
     return [(own[0].name, own[-1].name) for own in _by_weights(found) if len(own) > 1]
 

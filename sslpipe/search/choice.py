@@ -387,7 +387,7 @@ def _identity(networks: _Networks, images: _Images) -> dict[str, Any]:
 
 
 def _rank(
-    networks: _Networks, images: _Images, rows: Sequence[ranking.Parts], say: Say
+    networks: _Networks, images: _Images, rows: Sequence[ranking.Names], say: Say
 ) -> list[Ranked]:
     return_freed_memory()
     alone = len(networks.candidates)

@@ -39,7 +39,7 @@ LEAST_IMAGES = 20
 ROUNDING = 1e-4  # of the largest feature: equal images in batches of other sizes differ by less
 MOST_COMPARED = 2000  # images whose views are searched among each other
 
-Parts = tuple[str, ...]  # names of the candidates that stand side by side
+Names = tuple[str, ...]  # names of the candidates that stand side by side
 
 
 class Ranked(NamedTuple):
@@ -50,7 +50,7 @@ class Ranked(NamedTuple):
     differences to the base; `p` is of no difference of MAP@R, adjusted for all rows.
     """
 
-    parts: Parts
+    parts: Names
     power: float | None
     score: float
     values: dict[str, float]
@@ -96,7 +96,7 @@ class CornerViews(EvalView):
         return [(0, 0, False), (height - self.crop_px, width - self.crop_px, True)]
 
 
-def side_by_side(features: Mapping[str, Embeddings], parts: Parts) -> Embeddings:
+def side_by_side(features: Mapping[str, Embeddings], parts: Names) -> Embeddings:
     """Take a candidate's features, or unit rows of several, one after the other."""
     first = features[parts[0]]
     if len(parts) == 1:
@@ -126,7 +126,7 @@ def few_labelled(labels: NDArray[np.int64]) -> int | None:
 
 
 def rank_with_labels(
-    features: Mapping[str, Embeddings], rows: Sequence[Parts], seed: int = 0
+    features: Mapping[str, Embeddings], rows: Sequence[Names], seed: int = 0
 ) -> list[Ranked]:
     """Rank rows, each as it is and flattened by POWERS, by the labels of half the classes.
 
@@ -138,7 +138,7 @@ def rank_with_labels(
     labels = next(iter(features.values())).labels.cpu().numpy()
     halves = [torch.from_numpy(np.isin(labels, own)) for own in halves_of(labels, seed)]
     seen = torch.from_numpy(np.flatnonzero(labels == SEEN))
-    scores_of: dict[tuple[Parts, float | None], list[dict[str, Any]]] = {}
+    scores_of: dict[tuple[Names, float | None], list[dict[str, Any]]] = {}
     for parts in rows:
         together = side_by_side(features, parts)
         for half in halves:
@@ -173,7 +173,7 @@ def rank_with_labels(
 
 
 def rank_without_labels(
-    features: Mapping[str, Embeddings], corners: Mapping[str, Embeddings], rows: Sequence[Parts]
+    features: Mapping[str, Embeddings], corners: Mapping[str, Embeddings], rows: Sequence[Names]
 ) -> list[Ranked]:
     """Rank rows, flattened by UNLABELLED_POWER, by how well they know an image's other corner.
 
@@ -221,7 +221,7 @@ def is_clear(row: Ranked) -> bool:
     return row.p <= 0.05 and excludes_zero(row.more[CHOSEN_BY].interval95)
 
 
-def to_use(ranked: Sequence[Ranked], two_sizes: Collection[Parts] = ()) -> Ranked:
+def to_use(ranked: Sequence[Ranked], two_sizes: Collection[Names] = ()) -> Ranked:
     """Return the row to use.
 
     That is the first one, where it is clearly better than the best single network as it is. Else
@@ -270,7 +270,7 @@ def ranking_from(file: Path, identity: Mapping[str, Any]) -> list[Ranked]:
     return ranking.rows if ranking.identity == _identity(identity) else []
 
 
-def best_first(parts: Parts, ranked: Sequence[Ranked]) -> Parts:
+def best_first(parts: Names, ranked: Sequence[Ranked]) -> Names:
     """Order the parts of a row, the one that is best alone first: training takes that one."""
     places = {row.parts: place for place, row in reversed([*enumerate(ranked)])}
     return tuple(sorted(parts, key=lambda name: places[name,]))
