@@ -293,7 +293,7 @@ def select(
     from sslpipe.curate.pages import chosen_page
     from sslpipe.data.reader import keys_of
 
-    # what is labelled: by a table, else by the data set
+    # what is labelled: by a table, else by the data set (None)
     labelled: list[int] | None = [] if ignore_labels else None
     if labels is not None:
         most = len(opened.rows.ids) if split is None else len(split)

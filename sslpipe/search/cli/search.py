@@ -1,7 +1,7 @@
 """`sslpipe search` and `browse`: look into what `sslpipe embed` has written."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,13 +73,8 @@ def search(
         inputs.open_data(place)
     if model is not None:
         inputs.images_of(images)
-    elif pictures := [str(each) for each in images if each.suffix not in inputs.READ_SUFFIXES]:
-        raise UserError(
-            f"{pictures[0]} is searched for by the features of a network: name the one that "
-            f"{features} was embedded with by --model"
-        )
     else:
-        inputs.check_features(images)
+        _check_vectors(images, features)
     if out is not None and (model is None or not places):
         raise UserError("--out is a page of images: name images to search for, --model and --data")
     if where and not places:
@@ -106,32 +101,54 @@ def search(
         queries = [str(paths[place]) for place in kept]
     answers = search.find(rows, top, where=where)
     keys = [[search.key(hit) for hit in hits] for hits in answers]
-    lines = [
-        {
-            "query": query,
-            "place": place,
-            "score": round(hit.score, 6),
-            "data": whole_data[hit.part] if places else None,
-            "split": search.split_name(hit),
-            "id": hit.id,
-            "name": name,
-            "class": search.class_name(hit),
-        }
-        for query, hits, names in zip(queries, answers, keys, strict=True)
-        for place, (hit, name) in enumerate(zip(hits, names, strict=True), 1)
-    ]
+    lines = []
+    for query, hits, names in zip(queries, answers, keys, strict=True):
+        for rank, (hit, name) in enumerate(zip(hits, names, strict=True), 1):
+            line = {
+                "query": query,
+                "place": rank,
+                "score": round(hit.score, 6),
+                "data": whole_data[hit.part] if places else None,
+                "split": search.split_name(hit),
+                "id": hit.id,
+                "name": name,
+                "class": search.class_name(hit),
+            }
+            lines.append(line)
     if as_json:
         show_json(lines)
     else:
         for line in lines:
-            sample = f"{line['split'] or '-'}:{line['id']}"
-            cells = line["query"], line["place"], f"{line['score']:.4f}", sample, line["name"]
-            typer.echo("\t".join(one_line(str(cell)) for cell in (*cells, line["class"] or "-")))
+            typer.echo(_in_words(line))
     if out is not None:
         from sslpipe.search.pages import search_page
 
         write_atomically(out, search_page(search, [*map(Path, queries)], answers, keys))
         say(f"{out}: open it in a browser")
+
+
+def _check_vectors(files: list[Path], features: str) -> None:
+    """Raise UserError where what is searched for without a network is no file of vectors."""
+    pictures = [str(each) for each in files if each.suffix not in inputs.READ_SUFFIXES]
+    if pictures:
+        raise UserError(
+            f"{pictures[0]} is searched for by the features of a network: name the one that "
+            f"{features} was embedded with by --model"
+        )
+    inputs.check_features(files)
+
+
+def _in_words(line: dict[str, Any]) -> str:
+    """Return what is printed of a hit."""
+    cells = (
+        line["query"],
+        line["place"],
+        f"{line['score']:.4f}",
+        f"{line['split'] or '-'}:{line['id']}",
+        line["name"],
+        line["class"] or "-",
+    )
+    return "\t".join(one_line(str(cell)) for cell in cells)
 
 
 @command(
