@@ -153,7 +153,7 @@ def after_labels(data: str | Path, column: str | None = None) -> None:
     from sslpipe.data.subsets import with_a_partner
     from sslpipe.recipe.reading import labelled_recipes
 
-    recipes = labelled_recipes()
+    recipes = labelled_recipes(column)
     if not recipes:
         return
     index = load_index(str(data))
@@ -164,11 +164,9 @@ def after_labels(data: str | Path, column: str | None = None) -> None:
     if classes < LEAST_CLASSES or not with_a_partner(labels):
         return
     title = f"Or, by the labels of {classes:,} classes"
-    settings = []
     if column is not None:
         title = f"Or, by the {classes:,} values of {column} as classes"
-        settings = [f"sampler.column={column}"]
-    for recipe in recipes:
+    for recipe, settings in recipes:
         words = check_words(recipe, data, settings, init=ANY_WEIGHTS)
         say_next_program(["sslpipe", *words], title=title)
 

@@ -10,5 +10,6 @@ RECIPES = {
         section="sampler",
         model=FinetuneRecipe,
         first=Path("recipes/metric/my_images_mobile.toml"),
+        column_key="sampler.column",
     )
 }

@@ -178,12 +178,21 @@ class RecipeKind(NamedTuple):
     section: str  # "sampler"; no recipe of another kind has it
     model: type[RunRecipe]  # its settings
     first: Path | None = None  # "recipes/NAME.toml": to begin with, where images have labels
+    column_key: str = ""  # "sampler.column": names a column whose values are the labels of `first`
 
 
-def labelled_recipes() -> list[Path]:
-    """Return the recipes to begin with where images have labels."""
-    shipped = (shipped_recipe(kind.first) for kind in _brought().values() if kind.first)
-    return [path for path in shipped if path is not None]
+def labelled_recipes(column: str | None = None) -> list[tuple[Path, list[str]]]:
+    """Return the recipes to begin with where images have labels, each with its overrides.
+
+    Args:
+        column: Whose values are the labels; None: those of the data set.
+    """
+    recipes = []
+    for kind in _brought().values():
+        path = None if kind.first is None else shipped_recipe(kind.first)
+        if path is not None:
+            recipes.append((path, [] if column is None else [f"{kind.column_key}={column}"]))
+    return recipes
 
 
 def recipe_models() -> dict[str, type[RunRecipe]]:

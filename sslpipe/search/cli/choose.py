@@ -94,7 +94,7 @@ def choose_weights(
         ["search", features, "QUERY.jpg", "--model", out, "--data", choice.data],
         when=", then",
     )
-    for recipe in labelled_recipes() if choice.by_labels else ():
+    for recipe, _ in labelled_recipes() if choice.by_labels else ():
         say_next(check_words(recipe, choice.data, init=out), when=", to train it with these labels")
     if choice.skipped:
         raise typer.Exit(2)
