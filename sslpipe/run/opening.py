@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -82,23 +82,15 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     config = recipe.run
     process = held.process
 
-    # from here on the device is known: fp64, fp32, bf16 or fp16
-    precision = resolve_precision(recipe.optim.precision, training_device(recipe))
-    accelerator = start_accelerator(recipe, precision)
+    # from here on the device is known
+    placed = _place(plan, parts)
+    accelerator = placed.accelerator
+    precision = placed.precision
     device = accelerator.device
-    dtype = torch.float64 if precision == "fp64" else torch.float32
-    parts = parts.moved(place(parts.model, device, dtype), device, dtype)
-
-    # the optimizer of what is not frozen; the model as DDP and torch.compile run it
-    optimizer_of_all = plan.optimizer(parts)
-    compiled = parts.model
-    if config.compile != "off":
-        # a graph for each size of views: a resumed run, which may see one size, has the same graphs
-        model = torch.compile(parts.model, mode=config.compile, dynamic=False)
-        compiled = cast(nn.Module, model)
-    wrapped, optimizer = wrap(accelerator, compiled, optimizer_of_all)
+    parts = placed.parts
+    optimizer = placed.optimizer
     projector_first = ProjectorFirst(parts.first_frozen(), recipe.tune.projector_first_steps)
-    cache = _gradient_cache(plan, parts, wrapped, held)
+    cache = _gradient_cache(plan, parts, placed.wrapped, held)
 
     # resume: what a checkpoint holds is restored
     launch = {"world": process.world_size, "precision": precision}
@@ -151,16 +143,14 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
         precision=precision,
         compiled=config.compile != "off",
     )
-    # bf16 on CUDA rounds the model's input anyway
-    rounded = device.type == "cuda" and precision == "bf16"
     return Run(
         plan=plan,
         held=held,
         parts=parts,
         accelerator=accelerator,
         precision=precision,
-        view_dtype=torch.bfloat16 if rounded else dtype,
-        wrapped=wrapped,
+        view_dtype=placed.view_dtype,
+        wrapped=placed.wrapped,
         optimizer=optimizer,
         projector_first=projector_first,
         cache=cache,
@@ -175,6 +165,44 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
         metadata=metadata,
         stop_requested=_listen_for_a_stop(held, reporter),
         first_step=first_step,
+    )
+
+
+class _Placed(NamedTuple, Generic[PartsT]):
+    """What is trained, on its device."""
+
+    accelerator: Accelerator
+    precision: str  # fp64, fp32, bf16 or fp16
+    view_dtype: torch.dtype
+    parts: PartsT
+    wrapped: nn.Module  # the model as DDP and torch.compile run it
+    optimizer: Any  # of what is not frozen, as accelerate prepared it
+
+
+def _place(plan: Plan[PartsT], parts: PartsT) -> _Placed[PartsT]:
+    """Move the parts to the device, and make model and optimizer ready to run there."""
+    recipe = plan.recipe
+    precision = resolve_precision(recipe.optim.precision, training_device(recipe))
+    accelerator = start_accelerator(recipe, precision)
+    device = accelerator.device
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    parts = parts.moved(place(parts.model, device, dtype), device, dtype)
+    optimizer = plan.optimizer(parts)
+    model = parts.model
+    if recipe.run.compile != "off":
+        # a graph for each size of views: a resumed run, which may see one size, has the same graphs
+        compiled = torch.compile(parts.model, mode=recipe.run.compile, dynamic=False)
+        model = cast(nn.Module, compiled)
+    wrapped, prepared = wrap(accelerator, model, optimizer)
+    # bf16 on CUDA rounds the model's input anyway
+    is_rounded = device.type == "cuda" and precision == "bf16"
+    return _Placed(
+        accelerator=accelerator,
+        precision=precision,
+        view_dtype=torch.bfloat16 if is_rounded else dtype,
+        parts=parts,
+        wrapped=wrapped,
+        optimizer=prepared,
     )
 
 
