@@ -278,7 +278,7 @@ def select(
     if ignore_labels and labels is not None:
         raise UserError("--ignore-labels does not go with --labels")
 
-    from sslpipe.curate.csv_files import labelled_ids, read_table, write_table
+    from sslpipe.curate.csv_files import read_table, write_table
 
     path = out / "chosen.csv"
     if path.is_file() and any(row["label"] for row in read_table(path, ("label",))):
@@ -293,17 +293,7 @@ def select(
     from sslpipe.curate.pages import chosen_page
     from sslpipe.data.reader import keys_of
 
-    # what is labelled: by a table, else by the data set (None)
-    labelled: list[int] | None = [] if ignore_labels else None
-    if labels is not None:
-        most = len(opened.rows.ids) if split is None else len(split)
-        labelled = [*labelled_ids(labels, opened.split_name or "", most)]
-    elif labelled is None and bool((opened.rows.labels >= 0).all()):
-        raise DataError(
-            f"all {len(opened.rows.ids)} samples of split {opened.split_name!r} have a label: name "
-            "a table of those that count with --labels, or choose as if there were none with "
-            "--ignore-labels"
-        )
+    labelled = _labelled(opened, labels, ignore_labels)
     with working("select"):
         chosen = select_to_label(opened, count, labelled=labelled, say=show)
     ids = [one.id for one in chosen]
@@ -334,3 +324,26 @@ def select(
     else:
         more = ["--count", count, "--labels", path, "--out", out.with_name("next")]
         say_next(["curate", "select", *embedded.words(), *more], when=when)
+
+
+def _labelled(opened: "Features", table: Path | None, ignored: bool) -> list[int] | None:
+    """Return the ids that are labelled already, by a table; None: those of the data set are.
+
+    Raises:
+        DataError: None is left to label, or the table is of other samples.
+    """
+    from sslpipe.curate.csv_files import labelled_ids
+
+    rows = opened.rows
+    if table is not None:
+        most = len(rows.ids) if opened.split is None else len(opened.split)
+        return [*labelled_ids(table, opened.split_name or "", most)]
+    if ignored:
+        return []
+    if bool((rows.labels >= 0).all()):
+        raise DataError(
+            f"all {len(rows.ids)} samples of split {opened.split_name!r} have a label: name "
+            "a table of those that count with --labels, or choose as if there were none with "
+            "--ignore-labels"
+        )
+    return None
