@@ -28,8 +28,11 @@ def chosen(kernels: str, device: torch.device, ops: Sequence[Op], extra: bool, r
     Raises:
         RecipeError: `kernels` is "triton", and it cannot do it.
     """
-    others = [op.name for op in ops if op.name not in COVERED] + ["extra"] * extra
-    others += [] if rgb8 else ["images other than 8-bit RGB"]
+    others = [op.name for op in ops if op.name not in COVERED]
+    if extra:
+        others.append("extra")
+    if not rgb8:
+        others.append("images other than 8-bit RGB")
     on_device = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
     there = importlib.util.find_spec("triton") is not None
     if kernels == "auto":

@@ -312,7 +312,8 @@ def select(
         }
         for order, one in enumerate(chosen)
     ]
-    columns = ("order", "split", "id", "key", "reason", "value", *["path"] * images, "label")
+    paths_column = ("path",) if images else ()
+    columns = ("order", "split", "id", "key", "reason", "value", *paths_column, "label")
     write_table(path, table, columns)
     if split is not None:
         captions = {one.id: one.reason for one in chosen}

@@ -85,13 +85,13 @@ def compare_all(
     """
     compared: list[Tree] = []
     joint_p: list[float] = []  # of the deciding rows
+    measures = (KNN, LINEAR, RECALL, MAP) if known_classes else (RECALL, MAP)
     for pair in product(names, others):
-        rows = [
-            row
-            for measure in [KNN, LINEAR] * known_classes + [RECALL, MAP]
-            for form in (False, True)
-            if (row := _compare(scores, pair, (form, form), measure)) is not None
-        ]
+        rows = []
+        for measure, form in product(measures, (False, True)):
+            row = _compare(scores, pair, (form, form), measure)
+            if row is not None:
+                rows.append(row)
         if not rows:
             continue
         deciding, p = _decide(scores, [row for row in rows if row["measure"] == rows[0]["measure"]])

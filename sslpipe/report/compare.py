@@ -112,7 +112,8 @@ def _under_names(tables: Mapping[str, Sequence[Tree]]) -> list[Tree]:
         for row in table:
             whose = row["features"]
             if is_equal(whose):
-                rows += [{**row}] * (name == first)
+                if name == first:
+                    rows.append({**row})
                 continue
             shown = name if whose == "ssl" else f"{NAMES.get(whose, whose)} of {name}"
             rows.append({**row, "features": shown, "baseline": whose in BASELINES})
