@@ -538,6 +538,20 @@ def _to_canvas(pictures: Pictures, channels: int) -> tuple[Tensor, Tensor]:
             _channels_first(image, f"images[{place}]", channels)
             for place, image in enumerate(images)
         ]
+    _check_pictures(images, channels)
+    sizes = torch.tensor([image.shape[1:] for image in images])
+    if isinstance(images, Tensor):
+        return images.contiguous(memory_format=torch.channels_last), sizes
+    height, width = sizes.amax(0).tolist()
+    canvas = images[0].new_zeros(len(images), channels, height, width)
+    canvas = canvas.contiguous(memory_format=torch.channels_last)
+    for row, image in enumerate(images):
+        canvas[row, :, : image.shape[1], : image.shape[2]] = image
+    return canvas, sizes
+
+
+def _check_pictures(images: Any, channels: int) -> None:
+    """Raise ValueError unless these are images in 0..255, (C, H, W) each, of one dtype."""
     if not isinstance(images, Tensor | Sequence):
         raise ValueError(
             f"images is a {type(images).__name__}; give a tensor (B, {channels}, H, W), or a list "
@@ -575,12 +589,3 @@ def _to_canvas(pictures: Pictures, channels: int) -> tuple[Tensor, Tensor]:
                 f"images are float32 of {low:.3g} to {high:.3g}; give values of 0..255: those in "
                 "[0, 1] as images * 255, and all before they are normalised"
             )
-    sizes = torch.tensor([image.shape[1:] for image in images])
-    if isinstance(images, Tensor):
-        return images.contiguous(memory_format=torch.channels_last), sizes
-    height, width = sizes.amax(0).tolist()
-    canvas = images[0].new_zeros(len(images), channels, height, width)
-    canvas = canvas.contiguous(memory_format=torch.channels_last)
-    for row, image in enumerate(images):
-        canvas[row, :, : image.shape[1], : image.shape[2]] = image
-    return canvas, sizes
