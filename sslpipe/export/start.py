@@ -250,19 +250,8 @@ def with_init(
         RecipeError: There is no backbone, or another one or other weights are named.
     """
     if init_from is None:
-        if recipe.backbone is None:
-            raise RecipeError(
-                "the recipe has no [backbone]; give one, or name weights to start from with --init"
-            )
-        component = recipe.backbone
+        component = _of_random_weights(recipe)
         sha256 = ""
-        default = type(recipe.tune)()
-        for key in recipe.of_weights:
-            if (value := getattr(recipe.tune, key)) != getattr(default, key):
-                raise RecipeError(
-                    f"tune.{key} = {value!r} is for a run that starts from weights; name them with "
-                    "--init, or leave it out"
-                )
     elif init_from.config.backbone.kind == JOIN:
         raise UserError(
             f"--init: {init_from.name} is a join, and a join is not trained; name one part"
@@ -270,14 +259,7 @@ def with_init(
     else:
         component = _fitted(recipe, init_from)
         sha256 = init_from.config.weights_sha256
-    channels = len(index.image_type.channels)
-    given = component.arguments.get("channels", channels)
-    if given != channels:
-        raise RecipeError(
-            f"backbone.channels = {given!r}, and the data's images have {channels} "
-            f"({', '.join(index.image_type.channels)}); leave the key out"
-        )
-    component = with_channels(component, channels)
+    component = _of_the_datas_channels(component, index)
     if recipe.init not in ("", sha256):
         raise RecipeError(
             f"init = {recipe.init[:16]!r}..., but the given backbone's weights have sha256 "
@@ -298,6 +280,35 @@ def with_init(
             "takes images of no other size; leave it out, or set augment.crop_px to it"
         )
     return fitted
+
+
+def _of_random_weights(recipe: RunRecipe) -> SparseSettings:
+    """Return the recipe's [backbone]. Raises: RecipeError: none, or a key that needs weights."""
+    if recipe.backbone is None:
+        raise RecipeError(
+            "the recipe has no [backbone]; give one, or name weights to start from with --init"
+        )
+    default = type(recipe.tune)()
+    for key in recipe.of_weights:
+        value = getattr(recipe.tune, key)
+        if value != getattr(default, key):
+            raise RecipeError(
+                f"tune.{key} = {value!r} is for a run that starts from weights; name them with "
+                "--init, or leave it out"
+            )
+    return recipe.backbone
+
+
+def _of_the_datas_channels(component: SparseSettings, index: DatasetIndex) -> SparseSettings:
+    """Return a backbone for the data set's images. Raises: RecipeError: it says other channels."""
+    channels = len(index.image_type.channels)
+    given = component.arguments.get("channels", channels)
+    if given != channels:
+        raise RecipeError(
+            f"backbone.channels = {given!r}, and the data's images have {channels} "
+            f"({', '.join(index.image_type.channels)}); leave the key out"
+        )
+    return with_channels(component, channels)
 
 
 def _takes_both_sides(
