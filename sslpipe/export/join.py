@@ -49,7 +49,7 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
                 f"{source}: {model.name} has {has}, and joins are of features as they are; name "
                 "what it was made from, and `sslpipe whiten` an export of the join"
             )
-        if model.config.backbone.kind == JOIN:
+        if model.config.is_join:
             raise UserError(f"{source}: {model.name} is a join already; name its parts")
         identity = model.config.weights_sha256, model.view.config()
         if identity in known:
@@ -106,7 +106,7 @@ def at_size(model: FrozenBackbone, crop_px: int, source: str) -> FrozenBackbone:
     """
     if crop_px == model.view.crop_px:
         return model
-    if model.whitening is not None or model.config.backbone.kind == JOIN:
+    if model.whitening is not None or model.config.is_join:
         has = "is a join" if model.whitening is None else "has a whitening"
         raise UserError(f"{source}: it {has}, which is for its own images; leave @{crop_px} out")
     check_side(source, crop_px)

@@ -65,7 +65,7 @@ def open_init(
             model = load()
         except UserError:
             raise error from None
-    if model.config.backbone.kind == JOIN and not (parsed and parsed.scheme == JOIN):
+    if model.config.is_join and not (parsed and parsed.scheme == JOIN):
         model = first_part(model)
     facts = model.config.facts
     if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter

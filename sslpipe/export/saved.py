@@ -9,7 +9,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.image_type import RGB8, Colour, ImageType
 from sslpipe.errors import UserError
 from sslpipe.files import Stored
-from sslpipe.models.backbones import Backbone, backbone_settings
+from sslpipe.models.backbones import JOIN, Backbone, backbone_settings
 from sslpipe.models.state import module_sha256
 from sslpipe.recipe.sections import BACKBONE, Pixels, Positive
 from sslpipe.registry.schema import Kinds, Settings, SparseSettings
@@ -32,6 +32,11 @@ class Config(Settings):
     whitening_sha256: str | None = None  # of the file that `sslpipe whiten` adds
     # what images the network was trained on; None: 8-bit RGB, alpha dropped
     image: ImageType | None = None
+
+    @property
+    def is_join(self) -> bool:
+        """Whether it is several networks side by side; see `sslpipe.export.join`."""
+        return self.backbone.kind == JOIN
 
 
 class HubConfig(Stored):

@@ -18,7 +18,7 @@ from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.folder import read_folder, sha256_sums, write_folder
 from sslpipe.export.saved import SavedBackbone
-from sslpipe.models.backbones import JOIN, RGB_CHANNELS, backbone_settings, build_backbone
+from sslpipe.models.backbones import RGB_CHANNELS, backbone_settings, build_backbone
 from sslpipe.models.channels import adapt_kernels, first_convolution
 from sslpipe.portable import explain_file_error
 from sslpipe.recipe.sections import RunRecipe, Tune
@@ -170,7 +170,7 @@ def fit_channels(init_from: SavedBackbone | None, index: DatasetIndex) -> SavedB
     Raises:
         UserError: The weights are for other channels than RGB, which are not the data's.
     """
-    if init_from is None or init_from.config.backbone.kind == JOIN:
+    if init_from is None or init_from.config.is_join:
         return init_from
     image_type = index.image_type
     seen = init_from.backbone.channels
@@ -252,7 +252,7 @@ def with_init(
     if init_from is None:
         component = _of_random_weights(recipe)
         sha256 = ""
-    elif init_from.config.backbone.kind == JOIN:
+    elif init_from.config.is_join:
         raise UserError(
             f"--init: {init_from.name} is a join, and a join is not trained; name one part"
         )
