@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
 from sslpipe.evaluation.difference import paired_means
-from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings, save_embeddings
+from sslpipe.evaluation.embed import Embeddings, embed
+from sslpipe.evaluation.feature_files import load_embeddings, save_embeddings
 from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.export.load import FrozenBackbone

@@ -21,9 +21,10 @@ from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import pick_device
 from sslpipe.errors import UserError, as_path, check_count
-from sslpipe.evaluation.embed import Embeddings, SplitEmbeddings, features_file, load_embeddings
+from sslpipe.evaluation.embed import Embeddings, SplitEmbeddings
 from sslpipe.evaluation.embed import embed as embed_split
 from sslpipe.evaluation.embed_file import embed_to_file
+from sslpipe.evaluation.feature_files import features_file, load_embeddings
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.model import Picture
 from sslpipe.export.named import open_init

@@ -16,7 +16,7 @@ from torch import nn
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import DataError, RecipeError
-from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.evaluation.feature_files import load_embeddings
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.losses import Objective
 from sslpipe.losses.distill import TeacherFeatures

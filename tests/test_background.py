@@ -18,7 +18,7 @@ from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.evaluation.feature_files import load_embeddings
 from sslpipe.export.join import join
 from sslpipe.export.load import load_run
 from sslpipe.search.gallery import Gallery

@@ -26,7 +26,8 @@ from PIL import Image
 
 import sslpipe
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
+from sslpipe.evaluation.embed import embed
+from sslpipe.evaluation.feature_files import load_embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.table import run_suite
 from sslpipe.export.load import load_backbone

@@ -25,7 +25,7 @@ import sslpipe.cli.evaluate
 import sslpipe.pretrain
 import sslpipe.search.cli.search
 from sslpipe.data.index import load_index
-from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.evaluation.feature_files import load_embeddings
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import picture, write_dataset

@@ -24,7 +24,8 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.holdout import as_overrides, untrained_ids
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.subsets import suggest_holdout
-from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
+from sslpipe.evaluation.embed import Embeddings, embed
+from sslpipe.evaluation.feature_files import save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_run
 from sslpipe.export.named import open_init

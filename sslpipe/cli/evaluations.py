@@ -33,7 +33,8 @@ from sslpipe.cli.terminal import (
 from sslpipe.data.index import Split
 from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError
-from sslpipe.evaluation.embed import CLASSES, check_comparable, check_embeddings
+from sslpipe.evaluation.embed import check_embeddings
+from sslpipe.evaluation.feature_files import CLASSES, check_comparable
 from sslpipe.evaluation.features import check_one_split
 from sslpipe.evaluation.groups import GroupCodes, group_codes
 from sslpipe.evaluation.result import Result, caveats

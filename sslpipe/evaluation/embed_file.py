@@ -16,14 +16,8 @@ from sslpipe.data.index import Split
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import Rank, agree
 from sslpipe.errors import DataError
-from sslpipe.evaluation.embed import (
-    Embeddings,
-    check_all,
-    check_rows,
-    embed_here,
-    read_embeddings,
-    save_embeddings,
-)
+from sslpipe.evaluation.embed import Embeddings, check_all, check_rows, embed_here
+from sslpipe.evaluation.feature_files import read_embeddings, save_embeddings
 from sslpipe.files import json_text
 from sslpipe.portable import disk_error, write_atomically
 

@@ -14,7 +14,8 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
 from sslpipe.data.reader import OnBad
 from sslpipe.errors import DataError
-from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings
+from sslpipe.evaluation.embed import Embeddings, embed
+from sslpipe.evaluation.feature_files import load_embeddings
 from sslpipe.files import json_text, parse_object
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.registry.schema import SparseSettings

@@ -1,4 +1,4 @@
-"""What stands in an eval.json, which `suite.run_suite` makes, and whether one is whole."""
+"""What stands in an eval.json, which `table.run_suite` makes, and whether one is whole."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,7 +5,7 @@ Layout of a folder that `export_backbone` writes (a format that was not requeste
     README.md             model card: what it is, how to load each format
     SHA256SUMS            of every other file; `sha256sum -c SHA256SUMS`; `load_backbone` checks it
     model.safetensors     format "safetensors": the weights, keys of `models.backbones.Backbone`
-    config.json           and all that `load_backbone` needs beside them: see `load.Config`
+    config.json           and all that `load_backbone` needs beside them: see `saved.Config`
     torchvision/NAME.safetensors    format "torchvision": a state dict without the head
     timm/                 format "timm": for timm.create_model("local-dir:...")
     model.onnx            format "onnx": normalised images -> features, any batch size

@@ -17,7 +17,8 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import OnBad
 from sslpipe.errors import DataError, UserError, one_line
-from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
+from sslpipe.evaluation.embed import Embeddings, embed
+from sslpipe.evaluation.feature_files import save_embeddings
 from sslpipe.evaluation.features import saved_embeddings
 from sslpipe.evaluation.few_shot import by_class
 from sslpipe.export.load import FrozenBackbone, load_backbone

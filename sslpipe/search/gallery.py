@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sslpipe.arguments import checked
 from sslpipe.errors import DataError, UserError, did_you_mean
-from sslpipe.evaluation.embed import CHECKSUM, UNREADABLE, content_sha256
+from sslpipe.evaluation.feature_files import CHECKSUM, UNREADABLE, content_sha256
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.files import Finite, Stored, json_text, parse_json

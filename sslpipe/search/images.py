@@ -19,7 +19,8 @@ from sslpipe.arguments import checked
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError, shown
-from sslpipe.evaluation.embed import COMPARED, Embeddings, check_comparable, check_finite_rows
+from sslpipe.evaluation.embed import Embeddings, check_finite_rows
+from sslpipe.evaluation.feature_files import COMPARED, check_comparable
 from sslpipe.evaluation.flatten import fit_flattening
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 from sslpipe.evaluation.selection import parse_conditions, select

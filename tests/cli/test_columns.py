@@ -8,8 +8,8 @@ import torch
 
 from sslpipe.cli import evaluate as evaluate_tool
 from sslpipe.data.index import load_index
-from sslpipe.evaluation.embed import save_embeddings
 from sslpipe.evaluation.evals import EVALS
+from sslpipe.evaluation.feature_files import save_embeddings
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import knn_results

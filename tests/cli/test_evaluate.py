@@ -30,8 +30,9 @@ from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError, naming_options
 from sslpipe.evaluation.advice import advise
-from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
+from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.evals import EVALS
+from sslpipe.evaluation.feature_files import load_embeddings, save_embeddings
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.whiten import fit_whitening, whiten

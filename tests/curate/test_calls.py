@@ -9,7 +9,8 @@ import sslpipe
 from sslpipe.curate.duplicate_files import COLUMN
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.feature_files import save_embeddings
 from tests.curate.test_duplicates import smooth
 from tests.helpers.dataset import png, write_dataset
 from tests.helpers.exports import trained

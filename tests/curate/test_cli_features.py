@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sslpipe.data.index import load_index
-from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.feature_files import save_embeddings
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import png, write_dataset
 

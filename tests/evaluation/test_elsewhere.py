@@ -13,7 +13,7 @@ import sslpipe
 from sslpipe.cli import app
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
-from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.evaluation.feature_files import load_embeddings
 from sslpipe.evaluation.vectors import alike, open_features
 from tests.helpers.dataset import write_dataset
 

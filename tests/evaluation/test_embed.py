@@ -15,13 +15,9 @@ from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation import embed_file, features
-from sslpipe.evaluation.embed import (
-    Embeddings,
-    embed,
-    load_embeddings,
-    save_embeddings,
-)
+from sslpipe.evaluation.embed import Embeddings, embed
 from sslpipe.evaluation.embed_file import embed_to_file
+from sslpipe.evaluation.feature_files import load_embeddings, save_embeddings
 from sslpipe.evaluation.features import pixel_features, random_backbone
 from sslpipe.models.backbones import backbone_settings
 from sslpipe.models.state import evaluating, module_sha256

@@ -15,7 +15,7 @@ import sslpipe.cli.embed
 import sslpipe.cli.export
 from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.errors import ExportError, UserError, WeightsError
-from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.evaluation.feature_files import load_embeddings
 from sslpipe.export import write
 from sslpipe.export.join import at_size
 from sslpipe.export.load import FrozenBackbone, load_backbone

@@ -11,7 +11,8 @@ import torch
 
 import sslpipe
 from sslpipe.errors import ExportError, UserError
-from sslpipe.evaluation.embed import Embeddings, load_embeddings, save_embeddings
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.feature_files import load_embeddings, save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export import verify
 from sslpipe.export.load import load_backbone

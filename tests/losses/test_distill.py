@@ -12,7 +12,8 @@ from torch import Tensor
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError, RecipeError
-from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.feature_files import save_embeddings
 from sslpipe.export.load import load_run
 from sslpipe.losses import DistillLoss, NTXentLoss, TeacherFeatures
 from sslpipe.parts import build_loss, open_teacher

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import sslpipe.api
 from sslpipe.data.index import load_index
 from sslpipe.errors import CheckpointError, UserError
-from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.evaluation.feature_files import load_embeddings
 from sslpipe.evaluation.verdict import unfinished
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.named import open_init

@@ -17,7 +17,8 @@ from PIL import Image
 import sslpipe
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, UserError, install
-from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.feature_files import save_embeddings
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.search import browse
 from sslpipe.search.images import ImageSearch

@@ -15,7 +15,8 @@ import sslpipe.evaluation.embed
 from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import Embeddings, load_embeddings
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.feature_files import load_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.named import open_init

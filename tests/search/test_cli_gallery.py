@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.cli.terminal import encode_readable
 from sslpipe.data.decode import decode
-from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.feature_files import save_embeddings
 from sslpipe.evaluation.flatten import Power
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.whiten import whiten

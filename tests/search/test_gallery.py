@@ -12,7 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.embed import CHECKSUM, Embeddings, content_sha256
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.feature_files import CHECKSUM, content_sha256
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.search.gallery import (
     Gallery,

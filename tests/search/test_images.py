@@ -10,12 +10,8 @@ import torch
 from sslpipe.curate.image_scan import scan
 from sslpipe.data.reader import keys_of
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.embed import (
-    Embeddings,
-    SplitEmbeddings,
-    load_embeddings,
-    save_embeddings,
-)
+from sslpipe.evaluation.embed import Embeddings, SplitEmbeddings
+from sslpipe.evaluation.feature_files import load_embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.search.images import ImageSearch
