@@ -155,13 +155,16 @@ def _next(evaluation: Mapping[str, Any], found: Alternative) -> str:
     easy = found.value == 1 and found.answer == "no clear difference"
     weights = f"the start, {found.name}" if found.is_start else found.name
     more = f"more test {found.unit}: about {needed:,} would make this difference clear"
+    # what an interval of this width would hide
+    low, high = found.interval95
+    unseen = "" if worse else f"; {tested} show no difference below {50 * (high - low):.2g} points"
     rules = (
         (unfinished(evaluation["facts"]).endswith("resumes it."), _FINISH),
         (below != "", f"train longer: {below} are better still"),
         (better and found.is_baseline, _next_alone(evaluation)),
         (easy, f"take harder test images: on these {found.name} cannot be beaten ({tested})"),
         (found.is_baseline and needed > 0, f"train longer, or take {more}"),
-        (found.is_baseline, "train longer, or see what the report's alarms say"),
+        (found.is_baseline, f"train longer, or see what the report's alarms say{unseen}"),
         (better and found.flattened, f"use it flattened: {_EXPORT}, and {_WHITEN} flattens it"),
         (better, f"use it; {_EXPORT}"),
         (worse, f"use {weights}: this training made the features worse"),

@@ -115,14 +115,19 @@ def test_the_python_of_the_page_runs(call, shop, model, monkeypatch, capsys):
     (shop / "all.safetensors").rename(shop / "out/photos.safetensors")
     shutil.copytree(model, shop / "runs/photos")
     shutil.copy(shop / "photos/bob/1.png", shop / "query.jpg")
+    names = ("ada.jpg", "bob.jpg", "stranger.jpg")
+    for name, image in zip(names, sorted(shop.glob("photos/*/*.png"))[::3], strict=True):
+        shutil.copy(image, shop / name)
     monkeypatch.chdir(shop)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/search.md").read_text(), re.DOTALL)
     page = {"__name__": "page"}
     for code in blocks:
         if "# not installed with sslpipe" not in code:
             exec(code, page)
-    first, *others = capsys.readouterr().out.splitlines()
+    first, *others, match = capsys.readouterr().out.splitlines()
     assert (first[:6], len(others)) == ("1.000 ", 4)
+    assert match.startswith("[Match(name=") or match == "[None]"
+    assert page["gallery"].names == ("Ada", "Bob")
     (hits,) = page["search"].find(page["backbone"].encode(["query.jpg"]), top=5)
     assert page["found"][0].tolist() == [hit.id for hit in hits]  # by faiss
     assert page["scores"][0] == pytest.approx([hit.score for hit in hits], abs=1e-6)
