@@ -16,7 +16,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sslpipe.arguments import checked
-from sslpipe.data.holdout import plan_order, with_holdout
+from sslpipe.data.holdout import (
+    as_overrides,
+    fitting,
+    holdout_ids,
+    plan_order,
+    suggested_holdout,
+    with_holdout,
+)
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import pick_device
@@ -327,13 +334,20 @@ def make_plan(
 def fitting_settings(
     path: Path, overrides: Sequence[str], index: DatasetIndex, *, from_weights: bool
 ) -> str:
-    """Return overrides without which a data set is too small for a recipe; "": it fits."""
+    """Return overrides without which a data set is too small for a recipe, or nothing is held out.
+
+    "": it fits.
+    """
     try:
         recipe = load_recipe(path, overrides)
         if is_pretraining(recipe):
             start = {"init": "weights"} if from_weights else {}  # which hold some images out
             split = index.split(recipe.data.split)
-            plan_order(with_holdout(recipe.model_copy(update=start), split), index)
+            recipe = with_holdout(recipe.model_copy(update=start), split)
+            plan_order(recipe, index)
+            wants = recipe.run.monitor_steps and recipe.data.holdout
+            if wants and not len(holdout_ids(recipe, split)):
+                return as_overrides(fitting(suggested_holdout(recipe, split)[0], recipe, split))
         else:
             run_kind(recipe).order(recipe, index)
     except UserError as error:  # `check` says it, too

@@ -133,7 +133,7 @@ def test_existing_weights_are_the_other_way(call, monkeypatch, tmp_path, capsys)
 def test_the_check_of_a_small_data_set_has_the_settings_that_fit_it(
     monkeypatch, tmp_path, capsys, images, classes
 ):
-    """As it is printed, with weights in place of a placeholder, it plans a training."""
+    """As it is printed, with weights in place of a placeholder, it plans a watched training."""
     data = write_dataset(
         tmp_path / "data", (images,), px=8, classes=classes or 1, labelled=classes > 0
     )
@@ -145,7 +145,8 @@ def test_the_check_of_a_small_data_set_has_the_settings_that_fit_it(
     for line in lines:
         words = shlex.split(line.replace(next_step.ANY_WEIGHTS, "START"))
         recipe = load_recipe(words[2], [word for word in words[3:] if "=" in word])
-        make_plan(recipe, load_index(data), start if "START" in words else None)  # does not raise
+        plan = make_plan(recipe, load_index(data), start if "START" in words else None)
+        assert len(plan.watched)
 
 
 def test_labels_are_the_other_way_where_no_setting_is_lost(call, monkeypatch, tmp_path, capsys):
