@@ -98,7 +98,7 @@ def _enrol(
 
 
 def _doubt_two_names(book: "Gallery", names: list[str], embeddings: "Tensor") -> None:
-    """Say which images are enrolled under another name, too: only one of the two is ever found."""
+    """Report images that are enrolled under another name, too: only one of the two is found."""
     if len(book) < 2:
         return
     ranked = book.rank(embeddings, top=2)
