@@ -25,6 +25,7 @@ from sslpipe.sharding.sources import (
     place_of,
     read_place,
 )
+from sslpipe.sharding.split_names import split_of
 
 _TAKEN = (
     "give the path or the bytes of an image file, a PIL image, or uint8 pixels: an array (H, W), "
@@ -58,6 +59,11 @@ def reader_of(source: Rows | Mapping[str, Rows]) -> SourceReader:
             _refuse_one_image(rows)
             if not len(rows):
                 raise DataError(f"source has no image of split {split!r}; give one or more")
+        if not any(map(split_of, groups)) and len(groups) != 1:
+            raise DataError(
+                f"source names no split: {', '.join(map(shown, groups)) or 'it is empty'}; name "
+                "one 'train'; where these are classes, give [(image, class), ...]"
+            )
         wanted = chosen_splits(options, groups, "source")
         return {split: _images(split, groups[split], options.labels) for split in wanted}
 

@@ -171,6 +171,8 @@ class Keyed:
         (PIXELS[0], r"source is one image, \(9, 7, 3\); give .*\[source\]"),
         (torch.tensor(PIXELS[0]).permute(2, 0, 1), r"source is one image, \(3, 9, 7\)"),
         ({0: PIXELS}, "split 0; give a text"),
+        ({"cat": PIXELS, "dog": PIXELS}, r"names no split: 'cat', 'dog'; .*\(image, class\)"),
+        ({}, "names no split: it is empty; name one 'train'"),
     ],
 )
 def test_what_is_no_image_is_one_line(tmp_path, source, words):
