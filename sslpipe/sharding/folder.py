@@ -59,7 +59,12 @@ _PARTS = {"fold", "part", "batch", "set", "subset", "chunk"}  # of a data set, w
 _HARDLY_CLASSES = GENERIC | {
     *("mask", "masks", "label", "labels", "annotation", "annotations", "ground_truth", "gt"),
     *("thumbs", "thumbnails", "segmentations", "json", "xml"),
+    *("jpegimages", "segmentationclass", "segmentationobject"),  # of Pascal VOC
 }
+# 2024-05-01 Rome, 20240501; 100APPLE of a camera
+_OF_A_DAY = re.compile(
+    r"(19|20)\d\d[-_. ]?(0[1-9]|1[0-2])[-_. ]?([0-2]\d|3[01])\b.*|\d{3}[A-Z_]{5}"
+)
 # folders and files that systems and programs make, in lower case
 _SYSTEM = frozenset(
     (
@@ -520,6 +525,11 @@ def _doubts(
         doubts.append(
             f"folders that are hardly classes became some, such as {shown(hardly[0])}; give the "
             "folder that holds the classes as --root"
+        )
+    if classes and all(_OF_A_DAY.fullmatch(name) for name in classes):
+        doubts.append(
+            f"folders of days, or of a camera, became classes, such as {shown(min(classes))}; "
+            "--no-labels reads them without"
         )
     below = [place.relative_to(root).parts for place in places]
     pairs = {pair for parts in below for pair in pairwise(parts)}

@@ -248,7 +248,7 @@ def class_doubts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
     if gaps:
         doubts.append(
             f"{counted(len(gaps), 'class')} named as programs write a gap: {_names(gaps)}; where "
-            "these have no label, empty the cell"
+            "these have no label, name none"
         )
     several = _several_labels(names)
     if several:

@@ -122,6 +122,23 @@ def test_folders_of_masks_and_images_are_doubted_as_classes(tmp_path):
     assert found(tmp_path / "images") == {split: [None] for split in PETS}
 
 
+@pytest.mark.parametrize(
+    ("names", "doubted"),
+    [
+        (["2024-05-01", "20240502 Rome", "2024_12_31"], True),
+        (["100APPLE", "101CANON", "102_FUJI"], True),
+        (["2024-05-01", "Rome"], False),
+        (["20241301", "20245001"], False),  # numbers of products
+        (["100", "101"], False),
+    ],
+)
+def test_folders_of_days_and_of_cameras_are_doubted_as_classes(tmp_path, names, doubted):
+    photos(tmp_path, *(f"{name}/{number}.png" for name in names for number in (1, 2)))
+    (own,) = read(tmp_path).values()
+    assert len(own.classes) == len(names)
+    assert any("--no-labels" in doubt for doubt in own.doubts) == doubted
+
+
 def test_the_one_class_of_a_folder_too_many_is_doubted(tmp_path):
     photos(tmp_path, "pets/cat/1.png", "pets/dog/2.png")
     (own,) = read(tmp_path).values()
