@@ -149,7 +149,7 @@ def _check_whole(path: Path) -> None:
         inside = path.absolute().relative_to(run).parts
         if inside[0] == "checkpoints" and (run / "recipe.json").is_file():
             step = next((name for name in inside if name.startswith("step-")), "")
-            named = f", with --checkpoint={step}" if step else ""
+            named = f", with --checkpoint={step!r}" if step else ""
             raise WeightsError(f"{path} is a part of a run: name the run, {run}{named}")
     if path.name == "model.safetensors" and (path.parent / "SHA256SUMS").is_file():
         raise WeightsError(f"{path} is a part of an export: name its folder, {path.parent}")
