@@ -184,6 +184,17 @@ class Gallery:
             ranked.append([Match(names[p], s) for p, s in list(best.items())[:top]])
         return ranked
 
+    @checked
+    def nearest_others(self, names: Sequence[str], queries: Rows) -> list[Match]:
+        """Return the best name of each query but its own, of `names`; of two names at least."""
+        rows = self._checked(queries, names)
+        own = torch.tensor([self._place(name) for name in names])
+        neighbours = nearest(self._embeddings, rows, 1, hidden=(self._owner, own))
+        places = self._owner[neighbours.indices[:, 0]].tolist()
+        scores = neighbours.similarities[:, 0].tolist()
+        known = self.names
+        return [Match(known[p], score) for p, score in zip(places, scores, strict=True)]
+
     def identify(self, queries: Rows) -> list[Match | None]:
         """Return who each query is: the best name, or None where it scores below the threshold.
 
@@ -252,10 +263,13 @@ class Gallery:
                 flattening = Whitening(tensors["mean"], tensors["projection"])
             dim = embeddings.shape[1] if flattening is None else len(flattening.mean)
             gallery = cls(dim, metadata=about.facts, flattening=flattening)
-            gallery._names = {name: place for place, name in enumerate(about.names)}
+            # older files may have a name in two forms of its accents
+            names = [_composed(name) for name in about.names]
+            gallery._names = {name: place for place, name in enumerate(dict.fromkeys(names))}
+            places = torch.tensor([gallery._names[name] for name in names], dtype=torch.int64)
             gallery.threshold = about.threshold
             gallery._embeddings = embeddings
-            gallery._owner = owner
+            gallery._owner = places[owner]
         except DataError:
             raise
         except UNREADABLE as error:

@@ -99,12 +99,19 @@ def _check_text(path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         raise DataError(f"{path} is a parquet file; --source=parquet --root={str(path)!r} reads it")
+    if suffix == ".xls" and _is_text(path):  # some programs name a table with tabs so
+        return
     for suffixes, reads in _OTHER_TABLES.items():
         if suffix in suffixes:
             raise DataError(
                 f"{path} is no CSV; give it as a DataFrame: sslpipe.build_dataset(OUT, {reads}, "
                 f"root={str(path.parent)!r}, image_column=..., label_column=...)"
             )
+
+
+def _is_text(path: Path) -> bool:
+    """Return whether a file has no zero byte, which each spreadsheet has."""
+    return path.is_file() and b"\0" not in path.read_bytes()
 
 
 @runtime_checkable

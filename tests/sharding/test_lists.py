@@ -141,6 +141,12 @@ def test_a_table_of_another_kind_is_refused_with_what_reads_it(tmp_path, capsys,
     assert reads in error
 
 
+def test_a_table_with_tabs_is_read_though_it_is_named_as_a_spreadsheet(tmp_path, photos):
+    (tmp_path / "list.xls").write_text("path\tlabel\nid0.PNG\ta\n")
+    words = ["--source", "csv", "--csv", tmp_path / "list.xls", "--root", photos]
+    assert [*built(tmp_path, *words)] == ["train"]
+
+
 def test_gaps_and_lists_of_labels_that_became_classes_are_doubted(tmp_path, photos):
     labels = ["nan", "None", "owl", "owl|dove", "['dove', 'owl']"]
     rows = [f'id{number}.PNG,"{label}"\n' for number, label in enumerate(labels)]

@@ -101,12 +101,11 @@ def _doubt_two_names(book: "Gallery", names: list[str], embeddings: "Tensor") ->
     """Report images that are enrolled under another name, too: only one of the two is found."""
     if len(book) < 2:
         return
-    ranked = book.rank(embeddings, top=2)
+    nearest = book.nearest_others(names, embeddings)
     others = [
         (name, match.name)
-        for name, matches in zip(names, ranked, strict=True)
-        for match in matches
-        if match.score >= SAME and match.name != name
+        for name, match in zip(names, nearest, strict=True)
+        if match.score >= SAME
     ]
     if others:
         first, second = map(one_line, others[0])
