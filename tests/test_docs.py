@@ -185,6 +185,17 @@ def test_settings_exist(name):
             explain(found[1])  # raises on an unknown one
 
 
+@pytest.mark.parametrize("name", ["did_it_help", "search_engine"])
+def test_a_notebook_imports_what_is_there(name):
+    # the slow test_notebooks.py runs the rest
+    cells = json.loads((ROOT / "docs" / "notebooks" / f"{name}.ipynb").read_text())["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    imports = re.findall(r"^(?:from|import) sslpipe.*", text, re.MULTILINE)
+    assert len(imports) > 2
+    for line in imports:
+        exec(line, {})
+
+
 def python_blocks(name: str) -> list[str]:
     return [code for language, code in blocks(TEXTS[name]) if language == "python"]
 
