@@ -469,10 +469,11 @@ def _class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str,
         return ()
     features = _get(_get(tree, "info"), "features")
     if isinstance(features, list):
-        features = {_get(each, "name"): each for each in features if isinstance(each, dict)}
-    feature = _get(features, column)
+        feature = next((each for each in features if _get(each, "name") == column), None)
+    else:
+        feature = _get(features, column)
     names = _get(feature, "names") or _get(_get(_get(feature, "dtype"), "class_label"), "names")
-    if isinstance(names, dict) and all(str(key).isdecimal() for key in names):
+    if isinstance(names, dict) and all(key.isdecimal() and len(key) < 10 for key in names):
         names = [names[key] for key in sorted(names, key=int)]
     return tuple(map(str, names)) if isinstance(names, list) else ()
 

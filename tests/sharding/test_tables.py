@@ -616,6 +616,8 @@ _NAMES = {"names": {"10": "c", "2": "b", "0": "a"}}
         ({"info": {"features": [{"name": "label", "dtype": {"class_label": _NAMES}}]}}, "abc"),
         ({"info": {"features": [{"name": "label"}]}}, "012"),
         ({"info": {"features": {"label": "ClassLabel"}}}, "012"),
+        ({"info": {"features": [{"name": ["label"]}, "label", None]}}, "012"),
+        ({"info": {"features": {"label": {"names": {"9" * 5000: "a"}}}}}, "012"),
         ({"info": []}, "012"),
         ([1], "012"),
         ("[" * 10**5, "012"),
@@ -628,6 +630,7 @@ def test_names_of_classes_come_from_any_form_of_features(tmp_path, metadata, cla
     table = table.replace_schema_metadata({b"huggingface": text.encode()})
     parquet.write_table(table, tmp_path / "train.parquet")
     assert "".join(read(tmp_path)["train"].classes) == classes
+    assert read(tmp_path, labels=False)["train"].classes == ()
 
 
 def test_a_list_of_paths_may_hold_any_bytes(tmp_path):
