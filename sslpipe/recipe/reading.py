@@ -178,7 +178,7 @@ class RecipeKind(NamedTuple):
     section: str  # "sampler"; no recipe of another kind has it
     model: type[RunRecipe]  # its settings
     first: Path | None = None  # "recipes/NAME.toml": to begin with, where images have labels
-    column_key: str = ""  # "sampler.column": names a column whose values are the labels of `first`
+    column_key: str = ""  # "sampler.column": names the column of the labels; "": none can be named
 
 
 def labelled_recipes(column: str | None = None) -> list[tuple[Path, list[str]]]:
@@ -187,11 +187,15 @@ def labelled_recipes(column: str | None = None) -> list[tuple[Path, list[str]]]:
     Args:
         column: Whose values are the labels; None: those of the data set.
     """
-    recipes = []
+    recipes: list[tuple[Path, list[str]]] = []
     for kind in _brought().values():
         path = None if kind.first is None else shipped_recipe(kind.first)
-        if path is not None:
-            recipes.append((path, [] if column is None else [f"{kind.column_key}={column}"]))
+        if path is None:
+            continue
+        if column is None:
+            recipes.append((path, []))
+        elif kind.column_key:
+            recipes.append((path, [f"{kind.column_key}={column}"]))
     return recipes
 
 

@@ -1,5 +1,6 @@
 import pickle
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -8,9 +9,16 @@ from sslpipe.errors import RecipeError
 from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import BACKBONES
 from sslpipe.optim.optimizers import OPTIMIZERS
+from sslpipe.recipe import reading
 from sslpipe.recipe.identity import differences, identity
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.recipe.reading import load_recipe, parse_recipe, read_tree
+from sslpipe.recipe.reading import (
+    RecipeKind,
+    labelled_recipes,
+    load_recipe,
+    parse_recipe,
+    read_tree,
+)
 from tests.helpers import finetunes
 
 TEXT = """
@@ -231,6 +239,18 @@ def test_a_recipe_survives_a_pickle_as_for_a_process_that_is_spawned(path):
     again = pickle.loads(pickle.dumps(recipe))
     assert again == recipe
     assert identity(again, "0" * 64, 1) == identity(recipe, "0" * 64, 1)
+
+
+@pytest.mark.parametrize(
+    ("column_key", "overrides"), [("moon.column", [["moon.column=species"]]), ("", [])]
+)
+def test_labels_of_a_column_are_for_kinds_of_recipes_that_name_one(
+    monkeypatch, column_key, overrides
+):
+    kind = RecipeKind("moon", Recipe, Path("recipes/my_images.toml"), column_key)
+    monkeypatch.setattr(reading, "_brought", lambda: {"lunar": kind})
+    assert [own for _, own in labelled_recipes("species")] == overrides
+    assert [own for _, own in labelled_recipes()] == [[]]
 
 
 def test_a_missing_recipe_names_those_beside_it_and_no_toml_its_line(path):
