@@ -210,7 +210,10 @@ class Recipe(RunRecipe):
 
     of_weights = (
         *RunRecipe.of_weights,
-        *("last_blocks", "layer_decay", "backbone_lr", "batchnorm"),
+        "last_blocks",
+        "layer_decay",
+        "backbone_lr",
+        "batchnorm",
     )
 
     data: Data = Data()
