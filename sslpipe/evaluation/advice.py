@@ -157,7 +157,9 @@ def _next(evaluation: Mapping[str, Any], found: Alternative) -> str:
     more = f"more test {found.unit}: about {needed:,} would make this difference clear"
     # what an interval of this width would hide
     low, high = found.interval95
-    unseen = "" if worse else f"; {tested} show no difference below {50 * (high - low):.2g} points"
+    unseen = ""
+    if low < high and not worse:
+        unseen = f"; {tested} show no difference below {50 * (high - low):.3g} points"
     rules = (
         (unfinished(evaluation["facts"]).endswith("resumes it."), _FINISH),
         (below != "", f"train longer: {below} are better still"),

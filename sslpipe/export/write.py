@@ -48,6 +48,7 @@ from sslpipe.export.verify import TOLERANCE, outputs, read_outputs, relative_dif
 from sslpipe.portable import disk_error, one_at_a_time
 
 SUMS = "SHA256SUMS"
+_OF_DESKTOPS = (".DS_Store", "Thumbs.db", "desktop.ini")  # which come where a folder is looked at
 PROOF_IMAGES = 4  # of noise, that a reloaded backbone is compared on, 1 and then 3
 
 
@@ -229,7 +230,7 @@ def _of_no_export(out: Path) -> list[str]:
     lines = sums.read_text(encoding="utf-8", errors="replace").splitlines() if sums.exists() else []
     listed = {SUMS, *(line.partition("  ")[2] for line in lines)}
     files = (path for path in sorted(out.rglob("*")) if path.is_symlink() or not path.is_dir())
-    names = (path.relative_to(out).as_posix() for path in files)
+    names = (path.relative_to(out).as_posix() for path in files if path.name not in _OF_DESKTOPS)
     return [name for name in names if name not in listed]
 
 

@@ -52,7 +52,7 @@ _UNREAD = {
     "`sslpipe sensors build` reads them": SENSOR_SUFFIXES,
 }
 _IMAGES = ("a GIF", "a TIFF", "an AVIF", "a HEIC", "a JPEG XL")  # of `other_kind`
-_TABLES = (".csv", ".tsv", ".jsonl", ".xlsx")
+_TABLES = (".csv", ".tsv", ".jsonl", ".xlsx")  # --csv reads them, or says what does
 MOST_OPENED = 100  # files of a kind
 _PARTS = {"fold", "part", "batch", "set", "subset", "chunk"}  # of a data set, with a number
 # names of folders beside each other that are parts of a data set, not classes

@@ -64,7 +64,20 @@ STEPS = {"step": 4, "steps": 10}
             [unclear(-0.02, -0.158, 0.118, against="pixels")],
             {},
             "No clear difference from raw pixels",
-            "say; 400 test images show no difference below 14 points.",
+            "say; 400 test images show no difference below 13.8 points.",
+        ),
+        (
+            [unclear(0.0, -1.0, 1.0, against="pixels")],
+            {},
+            "No clear difference from raw pixels",
+            "show no difference below 100 points.",
+        ),
+        # both are right on the same images
+        (
+            [unclear(0.0, 0.0, 0.0, against="pixels")],
+            {},
+            "No clear difference from raw pixels",
+            "alarms say.",
         ),
     ],
 )

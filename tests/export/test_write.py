@@ -147,6 +147,14 @@ def test_what_no_export_wrote_is_not_replaced_by_one(tmp_path, folder):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_an_export_that_a_desktop_looked_at_is_replaced(tmp_path):
+    out = tmp_path / "out"
+    export_model(trained(), out, ["safetensors"])
+    (out / ".DS_Store").write_bytes(b"\0")
+    export_model(trained(), out, ["safetensors"], overwrite=True)
+    assert not (out / ".DS_Store").exists()
+
+
 RESNET, IMAGENET = "torchvision/resnet18", {"stem": "imagenet"}
 
 
