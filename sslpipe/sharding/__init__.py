@@ -7,6 +7,5 @@ shards, of what `members` makes of an image; `gather` reads columns from images 
 `columns` writes them; `record` remembers what is done and writes the index, dataset.json, which
 `sslpipe.data` reads. Tars made by others are indexed as they are (`scan`, `index`); `show` and
 `verify` look at the result. `dataset` is all of it in one call. Start reading at `readers.SOURCES`,
-then at `build.write_shards`. Nothing is imported here: a loaded backbone
-needs `members` alone.
+then at `build.write_shards`. Nothing is imported here: a loaded backbone needs `members` alone.
 """
