@@ -1,6 +1,7 @@
 """Measure the backbone during training, inside a slice of train that it never sees."""
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,7 @@ class HeldOutScores(NamedTuple):
     numbers: dict[str, float]  # by name
     rows: Embeddings | None = None  # of the held-out samples
     searched: Embeddings | None = None  # what they searched, themselves among it
+    by_sample: Mapping[int, float] = {}  # id -> MAP@R, of those that have one
 
 
 def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutScores:
@@ -90,6 +92,7 @@ def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutSco
     if watched.process.rank != 0 or len(rows.ids) < 2:
         return HeldOutScores({})
     numbers = {}
+    by_sample: Mapping[int, float] = {}
     labelled = rows.rows(rows.labels >= 0)
     classes = labelled.labels.cpu().numpy()
     if with_a_partner(classes) and _finite(labelled):
@@ -100,11 +103,12 @@ def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutSco
         numbers["holdout_knn"] = found.value
     searched = labelled if more is None else Embeddings.joined([labelled, more])
     if len(torch.unique(searched.labels)) > 1:  # of one class every neighbour is right
-        numbers |= _retrieval(labelled, searched, "holdout")
+        found_again, by_sample = _retrieval(labelled, searched, "holdout")
+        numbers |= found_again
     free = label_free_numbers(rows.features, by_view(views.features))
     numbers |= {f"holdout_{name}": value for name, value in free.items()}
     everyone = rows if more is None else Embeddings.joined([rows, more])
-    return HeldOutScores(numbers, rows, everyone)
+    return HeldOutScores(numbers, rows, everyone, by_sample)
 
 
 def retrieval_monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutScores:
@@ -119,29 +123,36 @@ def retrieval_monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> 
     if watched.process.rank != 0:
         return HeldOutScores({})
     searched = rows if more is None else Embeddings.joined([rows, more])
-    numbers = _retrieval(rows, searched, "validation")
+    numbers, by_sample = _retrieval(rows, searched, "validation")
     if len(searched.ids) < 2:
         return HeldOutScores(numbers)
-    return HeldOutScores(numbers, rows, searched)
+    return HeldOutScores(numbers, rows, searched, by_sample)
 
 
 def _finite(rows: Embeddings) -> bool:
     return bool(torch.isfinite(rows.features).all())
 
 
-def _retrieval(queries: Embeddings, rows: Embeddings, prefix: str) -> dict[str, float]:
-    """Search rows, among which the queries are; {} where none has another row of its class.
+def _retrieval(
+    queries: Embeddings, rows: Embeddings, prefix: str
+) -> tuple[dict[str, float], dict[int, float]]:
+    """Search rows, among which the queries are: the scores, and MAP@R by sample.
 
-    The scores of features that are not finite are NaN: the run has diverged, and says so itself.
+    {} where none has another row of its class. The scores of features that are not finite are NaN:
+    the run has diverged, and says so itself.
     """
     names = (f"{prefix}_recall_at_1", f"{prefix}_map_at_r")
     if not len(queries.ids):
-        return {}
+        return {}, {}
     if not _finite(rows):
-        return dict.fromkeys(names, math.nan)
+        return dict.fromkeys(names, math.nan), {}
     scores = retrieval_per_query(rows, queries, k=(1,), exclude_same_id=True)
-    matched = scores.values[scores.matches > 0]
+    has_match = scores.matches > 0
+    matched = scores.values[has_match]
     if not len(matched):
-        return {}
+        return {}, {}
     values = dict(zip(scores.names, matched.mean(0).tolist(), strict=True))
-    return dict(zip(names, (values["Recall@1"], values["MAP@R"]), strict=True))
+    numbers = dict(zip(names, (values["Recall@1"], values["MAP@R"]), strict=True))
+    map_at_r = matched[:, scores.names.index("MAP@R")]
+    ids = queries.ids.cpu().numpy()[has_match]
+    return numbers, dict(zip(ids.tolist(), map_at_r.tolist(), strict=True))

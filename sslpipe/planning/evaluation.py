@@ -57,7 +57,7 @@ class HeldOutEvaluator:
         if measured.rows is None or measured.searched is None:
             return Scores(measured.numbers)
         draw = partial(self._draw_neighbours, measured.rows, measured.searched)
-        return Scores(measured.numbers, draw)
+        return Scores(measured.numbers, draw, measured.by_sample)
 
     def _draw_neighbours(self, queries: Embeddings, searched: Embeddings) -> Image.Image:
         watched = self._watched

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sslpipe.distributed import broadcast_object
 from sslpipe.recipe.sections import RunConfig
 from sslpipe.run.checkpoint_files import BestEntry
@@ -22,6 +24,10 @@ TITLES = {  # what people read for what decides
 }
 
 Values = Mapping[str, float]
+BySample = Mapping[int, float]  # id -> MAP@R
+
+NO_SAMPLES: BySample = {}
+EVALUATIONS = 10  # of a run, where run.monitor_steps does not say otherwise
 
 
 class Entry(NamedTuple):
@@ -31,10 +37,12 @@ class Entry(NamedTuple):
     value: float = -math.inf  # their score, larger is better
     since: int = 0  # evaluations after it that count, none of which was better
     measure: str = ""  # what is compared, as the first evaluation decided
-    # of the weights that the run started from, where they are a candidate: their score, and their
-    # Recall@1 where MAP@R is the score, below which an evaluation is not the best
+    # of the weights that the run started from, where they are a candidate: their score, and where
+    # that is MAP@R, their Recall@1 and the MAP@R of each sample: an evaluation that is not clearly
+    # above them, or below in Recall@1, is not the best
     start: float | None = None
     floor: float | None = None
+    start_by_sample: dict[int, float] | None = None
 
 
 class Best:
@@ -62,38 +70,54 @@ class Best:
         self._before = self.entry
         self._is_new = False
 
-    def read_start(self, values: Values) -> None:
+    def read_start(self, values: Values, by_sample: BySample = NO_SAMPLES) -> None:
         """Make the weights that a run starts from a candidate, with run.keep = "best". Collective.
 
         Args:
             values: As in `read`; without a number to choose by the start is no candidate.
+            by_sample: As in `read`.
         """
         if not self._keeps:
             return
         self.read(0, values)
         start = self.entry.value if self.entry.step == 0 else None
         floor = None if start is None else values.get(BESIDE.get(self.entry.measure, ""))
-        self.entry = self.entry._replace(since=0, start=start, floor=broadcast_object(floor))
+        has_samples = start is not None and self.entry.measure in LABELLED and len(by_sample) > 1
+        self.entry = self.entry._replace(
+            since=0,
+            start=start,
+            floor=broadcast_object(floor),
+            start_by_sample=broadcast_object(dict(by_sample) if has_samples else None),
+        )
 
-    def read(self, done: int, values: Values) -> None:
-        """Take in an evaluation's numbers after `done` steps; rank 0 has them. Collective."""
+    def read(self, done: int, values: Values, by_sample: BySample = NO_SAMPLES) -> None:
+        """Take in an evaluation after `done` steps; rank 0 has what it measured. Collective.
+
+        Args:
+            done: Steps.
+            values: Its numbers.
+            by_sample: MAP@R of each sample.
+        """
         if not self._keeps and not self._patience:
             return
         measure = broadcast_object(self.entry.measure or measured(values))
         since = self.entry.since + (1 if done > self._half_size_steps else 0)
         self.entry = self.entry._replace(measure=measure, since=since)
         self._before = self.entry
-        score = broadcast_object(self._score(values))
+        score = broadcast_object(self._score(values, by_sample))
         self._is_new = False
         if score is not None and score > self.entry.value:
             self.entry = self.entry._replace(step=done, value=score, since=0)
             self._is_new = True
 
-    def _score(self, values: Values) -> float | None:
-        """Return what an evaluation is compared by, larger is better; None: it has no score."""
+    def _score(self, values: Values, by_sample: BySample) -> float | None:
+        """Return what an evaluation is compared by, larger is better; None: it is not the best."""
         measure = self.entry.measure
         floor = self.entry.floor
         if floor is not None and not values.get(BESIDE[measure], math.nan) >= floor:
+            return None
+        start = self.entry.start_by_sample
+        if start is not None and not clearly_more(by_sample, start):
             return None
         value = values.get(measure, math.nan)
         return None if math.isnan(value) else value
@@ -113,7 +137,8 @@ class Best:
         if self.wants_checkpoint and not success:
             start = self.entry.start
             floor = self.entry.floor
-            self.entry = self._before._replace(start=start, floor=floor)
+            by_sample = self.entry.start_by_sample
+            self.entry = self._before._replace(start=start, floor=floor, start_by_sample=by_sample)
         self._is_new = False
 
     def state(self) -> dict[str, Any]:
@@ -140,6 +165,22 @@ class Best:
         if step is None:
             return f"none of {since} evaluations had a number to choose by"
         return f"no evaluation since step {step} was better by {self.entry.measure}"
+
+
+def clearly_more(ours: BySample, theirs: BySample) -> bool:
+    """Return whether the samples' mean rose by more than the best of ten evaluations does by luck.
+
+    The interval of the paired difference is of 95 % for ten of them together, by Bonferroni.
+    """
+    from scipy.special import stdtrit  # here: the import takes 0.15 s
+
+    both = sorted(ours.keys() & theirs.keys())
+    if len(both) < 2:
+        return False
+    differences = np.array([ours[sample] - theirs[sample] for sample in both])
+    error = differences.std(ddof=1) / math.sqrt(len(both))
+    quantile = 1 - 0.025 / EVALUATIONS
+    return float(differences.mean()) > float(stdtrit(len(both) - 1, quantile)) * float(error)
 
 
 def measured(values: Mapping[str, float | None]) -> str:

@@ -51,6 +51,7 @@ class BestEntry(Stored):
     # Recall@1 where MAP@R is the score, below which an evaluation is not the best
     start: Finite | None = None
     floor: Finite | None = None
+    start_by_sample: dict[int, Finite] | None = None  # id -> MAP@R of the start
 
     @property
     def reason(self) -> str:
@@ -58,7 +59,8 @@ class BestEntry(Stored):
         if self.start is None:
             return ""
         if self.step == 0:
-            return f"the start: no evaluation was better ({self.measure} {self.start:.4g})"
+            better = "better" if self.start_by_sample is None else "clearly better"
+            return f"the start: no evaluation was {better} ({self.measure} {self.start:.4g})"
         return f"the best by {self.measure}: {self.value:.4g}, the start {self.start:.4g}"
 
 

@@ -57,24 +57,24 @@ class Monitor:
         """
         if self.best.entry.start is not None:
             return
-        values = self._evaluate(0)
-        self.best.read_start(values)
-        self._start_alarm = StartAlarm(values)
+        scores = self._evaluate(0)
+        self.best.read_start(scores.numbers, scores.by_sample)
+        self._start_alarm = StartAlarm(scores.numbers)
 
     def evaluate(self, done: int) -> None:
         """Score what the run has after `done` steps; log it, follow the best, read the alarm."""
-        values = self._evaluate(done)
-        self.best.read(done, values)
-        self._reporter.alarms(done, self._start_alarm.read(values))
+        scores = self._evaluate(done)
+        self.best.read(done, scores.numbers, scores.by_sample)
+        self._reporter.alarms(done, self._start_alarm.read(scores.numbers))
 
-    def _evaluate(self, done: int) -> dict[str, float]:
+    def _evaluate(self, done: int) -> Scores:
         scores = self.measure(done)
         self._reporter.evals(done, scores.numbers)
         recipe = self._plan.recipe
         shown = shows_neighbours(done, recipe.run.monitor_steps or 1, recipe.total_steps)
         if shown and scores.draw is not None:
             self._reporter.picture(done, "neighbours", scores.draw)
-        return scores.numbers
+        return scores
 
     def measure(self, done: int) -> Scores:
         """Score the backbone after `done` steps."""

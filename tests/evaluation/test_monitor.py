@@ -94,7 +94,8 @@ def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
     """Against a loop over all rows, in float64."""
     view, split = seen(data)
     bank, backbone = np.arange(0, 60, 2), torch.nn.Flatten()
-    found = monitor(backbone, view, Watched(split, IDS, bank, **OPTIONS)).numbers
+    measured = monitor(backbone, view, Watched(split, IDS, bank, **OPTIONS))
+    found = measured.numbers
     rows = embed(backbone, view, split, ids=np.union1d(IDS, bank), **OPTIONS)
     units = torch.nn.functional.normalize(rows.features.double(), dim=1)
     first, mean = [], []
@@ -106,6 +107,9 @@ def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
         mean.append((hits[:r].cumsum(0) / torch.arange(1, r + 1) * hits[:r]).sum() / r)
     assert found["holdout_recall_at_1"] == pytest.approx(np.mean(first))
     assert found["holdout_map_at_r"] == pytest.approx(np.mean(mean))
+    queries = [row for row in range(len(rows.ids)) if int(rows.ids[row]) in {*IDS.tolist()}]
+    by_id = dict(zip(rows.ids[queries].tolist(), map(float, mean), strict=True))
+    assert measured.by_sample == pytest.approx(by_id)
     without = monitor(backbone, view, Watched(split, IDS, **OPTIONS)).numbers
     alone = retrieval_monitor(backbone, view, Watched(split, IDS, **OPTIONS)).numbers
     searched = {k.replace("validation", "holdout"): v for k, v in alone.items()}

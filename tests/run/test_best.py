@@ -4,10 +4,12 @@ import json
 import os
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from safetensors.torch import load_file
 
@@ -205,6 +207,41 @@ def test_an_evaluation_below_the_starts_recall_is_not_the_best(of):
         steps.append(best.entry.step)
     assert steps == [0, 0, 3, 3]
     assert f"the best by {of}_map_at_r: 0.5, the start 0.4" in best.choice
+
+
+@pytest.mark.promise(15)
+def test_an_evaluation_that_is_not_clearly_above_the_start_is_not_the_best():
+    """By scipy's paired t-test, at a tenth of 5 %: the best of ten evaluations is partly luck."""
+    draw = np.random.default_rng(0)
+    start = dict(enumerate(draw.uniform(0.2, 0.4, 100).tolist(), 10))
+    noise = draw.normal(0, 0.1, 100)
+    noise -= noise.mean()
+    error = noise.std(ddof=1) / 10
+    rises = {
+        1: noise + 2.4 * error,  # clear were it the only evaluation
+        2: [0.9, *[0] * 99],  # one sample
+        3: noise + 3.2 * error,
+        4: noise + 2.7 * error,
+        5: noise - 5 * error,  # clearly less
+        6: [0.2] * 100,  # the same in all
+    }
+    best, steps, clear = Best(KEEP), [], []
+    best.read_start({"holdout_map_at_r": 0.3}, start)
+    best.saved(True)
+    for step, rise in rises.items():
+        best = again(best, KEEP)  # its state is all that a resumed run has
+        later = {sample: start[sample] + more for sample, more in zip(start, rise, strict=True)}
+        best.read(step, {"holdout_map_at_r": 0.3 + np.mean(rise)}, later)
+        best.saved(True)
+        steps.append(best.entry.step)
+        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+            test = scipy.stats.ttest_rel([*later.values()], [*start.values()])
+        clear.append(bool(test.pvalue < 0.05 / 10 and np.mean(rise) > 0))
+    assert clear == [False, False, True, False, False, True]
+    assert steps == [0, 0, 3, 3, 3, 6]
+    never = after(Best(KEEP))
+    never.read_start({"holdout_map_at_r": 0.3}, start)
+    assert "the start: no evaluation was clearly better" in never.choice
 
 
 def saved(checkpoints, step, best=None):
