@@ -366,7 +366,7 @@ def test_a_run_from_a_choice_joins_the_others_and_is_ranked_on_classes_it_has_no
     out = tmp_path / "choice"
     words = ["choose", *models[:2], "--px", 16, "--px", 24, "--device", "cpu", "--num-workers", 0]
     call(*words, "--data", data, "--out", out)
-    settings = ["data.validation_classes=10", "tune.eval_crop_px=auto", "run.keep=best"]
+    settings = ["data.validation_classes=10", "tune.eval_crop_px=auto", "run.keep=last"]
     settings += ["embedding={normalize=true}"]
     recipe = load_recipe(write_recipe(tmp_path), settings)
     train(recipe, data, tmp_path / "run", init=out)
