@@ -37,9 +37,9 @@ class Entry(NamedTuple):
     value: float = -math.inf  # their score, larger is better
     since: int = 0  # evaluations after it that count, none of which was better
     measure: str = ""  # what is compared, as the first evaluation decided
-    # of the weights that the run started from, where they are a candidate: their score, and where
-    # that is MAP@R, their Recall@1 and the MAP@R of each sample: an evaluation that is not clearly
-    # above them, or below in Recall@1, is not the best
+    # of the weights that the run started from, where they are a candidate: their score; where that
+    # is MAP@R, their Recall@1, below which an evaluation is not the best; of a fine-tuning the
+    # MAP@R of each sample, which the best is clearly above
     start: float | None = None
     floor: float | None = None
     start_by_sample: dict[int, float] | None = None
@@ -82,7 +82,7 @@ class Best:
         self.read(0, values)
         start = self.entry.value if self.entry.step == 0 else None
         floor = None if start is None else values.get(BESIDE.get(self.entry.measure, ""))
-        has_samples = start is not None and self.entry.measure in LABELLED and len(by_sample) > 1
+        has_samples = start is not None and len(by_sample) > 1
         self.entry = self.entry._replace(
             since=0,
             start=start,
@@ -96,7 +96,7 @@ class Best:
         Args:
             done: Steps.
             values: Its numbers.
-            by_sample: MAP@R of each sample.
+            by_sample: MAP@R of each sample, where it must be clearly above the start's.
         """
         if not self._keeps and not self._patience:
             return
