@@ -191,8 +191,10 @@ class RunLog(Reporter):
         steps_per_s = self._progress.tasks[0].speed  # the first one warms up
         timed = step - self._timed_from > LEAST_TIMED and step < self._steps
         if timed and steps_per_s:
-            at_least = "at least " * (step < self._cheaper_steps)  # later steps take longer
-            line += f"  {at_least}{clock((self._steps - step) / steps_per_s)} left"
+            left = clock((self._steps - step) / steps_per_s)
+            if step < self._cheaper_steps:  # later steps take longer
+                left = f"at least {left}"
+            line += f"  {left} left"
         self.say(line)
 
     def picture(self, step: int, name: str, draw: Callable[[], Image.Image]) -> None:
