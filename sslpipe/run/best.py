@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sslpipe.distributed import broadcast_object
-from sslpipe.evaluation.intervals import jackknife
 from sslpipe.recipe.sections import RunConfig
 from sslpipe.run.checkpoint_files import BestEntry
 
@@ -179,9 +178,9 @@ def clearly_more(ours: BySample, theirs: BySample) -> bool:
     if len(both) < 2:
         return False
     differences = np.array([ours[sample] - theirs[sample] for sample in both])
-    mean = jackknife(differences, np.array(both))  # each sample is a group: the mean's error
-    quantile = float(stdtrit(mean.groups - 1, 1 - 0.025 / EVALUATIONS))
-    return mean.value > quantile * mean.error
+    error = differences.std(ddof=1) / math.sqrt(len(both))
+    quantile = 1 - 0.025 / EVALUATIONS
+    return float(differences.mean()) > float(stdtrit(len(both) - 1, quantile)) * float(error)
 
 
 def measured(values: Mapping[str, float | None]) -> str:
