@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, cast
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -18,7 +18,6 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from sslpipe.data.index import DatasetIndex
 from sslpipe.distributed import Rank, current_rank, host_group
@@ -28,7 +27,8 @@ from sslpipe.portable import keep_freed_memory
 from sslpipe.random import hash_integers
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import requested
-from sslpipe.run.device import check_precision, training_device
+from sslpipe.run.contract import PartsT, Plan
+from sslpipe.run.device import check_precision, resolve_precision, training_device
 from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
 from sslpipe.run.records import write_description
 
@@ -108,21 +108,50 @@ def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
     )
 
 
-def place(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """Return a model on the device, in channels_last, its BatchNorms over all processes."""
-    module = sync_batchnorm(module.to(dtype=dtype), current_rank().world_size)
-    return module.to(device).to(memory_format=torch.channels_last)
+class Placed(NamedTuple, Generic[PartsT]):
+    """What is trained, on its device, and what trains it."""
+
+    accelerator: Accelerator
+    precision: str  # fp64, fp32, bf16 or fp16
+    view_dtype: torch.dtype  # in which views are made
+    parts: PartsT
+    wrapped: nn.Module  # the model as it is run, compiled and in DDP
+    optimizer: Any  # of what is not frozen, as accelerate prepared it
 
 
-def wrap(accelerator: Accelerator, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
-    """Return the model wrapped for DDP where there are several processes, and the optimizer."""
+def place(plan: Plan[PartsT], parts: PartsT) -> Placed[PartsT]:
+    """Move the parts to the device, and make model and optimizer ready to run there."""
+    recipe = plan.recipe
+    precision = resolve_precision(recipe.optim.precision, training_device(recipe))
+    accelerator = start_accelerator(recipe, precision)
+    device = accelerator.device
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    # BatchNorms are over all processes
+    network = sync_batchnorm(parts.model.to(dtype=dtype), current_rank().world_size)
+    network = network.to(device).to(memory_format=torch.channels_last)
+    parts = parts.moved(network, device, dtype)
+    optimizer = plan.optimizer(parts)
+    model = parts.model
+    if recipe.run.compile != "off":
+        # a graph for each size of views: a resumed run, which may see one size, has the same graphs
+        compiled = torch.compile(parts.model, mode=recipe.run.compile, dynamic=False)
+        model = cast(nn.Module, compiled)
     with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate not yet
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         # never the data (it is cut by rank already), never the schedule (it would step W times)
         wrapped, prepared = accelerator.prepare(model, optimizer)
     if isinstance(wrapped, DistributedDataParallel):  # it times a step in 100, and waits for it
         wrapped._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
-    return wrapped, prepared
+    # bf16 on CUDA rounds the model's input anyway
+    is_rounded = device.type == "cuda" and precision == "bf16"
+    return Placed(
+        accelerator=accelerator,
+        precision=precision,
+        view_dtype=torch.bfloat16 if is_rounded else dtype,
+        parts=parts,
+        wrapped=wrapped,
+        optimizer=prepared,
+    )
 
 
 @contextmanager

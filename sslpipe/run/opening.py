@@ -7,26 +7,18 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from PIL import Image
-from torch import nn
 
 from sslpipe.portable import ignores_hang_up
 from sslpipe.random import permutation
-from sslpipe.run.accelerator import (
-    describe_run,
-    place,
-    start_accelerator,
-    wrap,
-)
+from sslpipe.run.accelerator import Placed, describe_run, place
 from sslpipe.run.best import Best
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.contract import PartsT, Plan
-from sslpipe.run.device import resolve_precision, training_device
 from sslpipe.run.directory import HeldDirectory, hold_directory
 from sslpipe.run.gradient_cache import GradientCache, PooledStatistics
 from sslpipe.run.guard import StepGuard
@@ -83,19 +75,15 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     process = held.process
 
     # from here on the device is known
-    placed = _place(plan, parts)
-    accelerator = placed.accelerator
-    precision = placed.precision
-    device = accelerator.device
+    placed = place(plan, parts)
     parts = placed.parts
-    optimizer = placed.optimizer
     projector_first = ProjectorFirst(parts.first_frozen(), recipe.tune.projector_first_steps)
-    cache = _gradient_cache(plan, parts, placed.wrapped, held)
+    cache = _gradient_cache(plan, placed, process.world_size)
 
     # resume: what a checkpoint holds is restored
-    launch = {"world": process.world_size, "precision": precision}
+    launch = {"world": process.world_size, "precision": placed.precision}
     metadata = {**launch, **plan.metadata(parts)}
-    saved = _saved(parts, optimizer, accelerator)
+    saved = _saved(placed)
     checkpoints = Checkpointer(
         held.run_dir,
         keep=config.keep_checkpoints,
@@ -125,33 +113,28 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     monitor = Monitor(
         plan,
         parts,
-        plan.evaluator(parts, process, device),
+        plan.evaluator(parts, process, placed.accelerator.device),
         held=held,
         reporter=reporter,
         best=Best(config, checkpoints.best, plan.half_size_steps),
     )
     guard = StepGuard(
         parts.guarded(),
-        accelerator,
-        optimizer,
+        placed.accelerator,
+        placed.optimizer,
         max_bad_steps=config.max_bad_steps,
         folder=held.run_dir,
         first_step=first_step,
         rank=process.rank,
         warn=reporter.warn,
         optim=recipe.optim,
-        precision=precision,
+        precision=placed.precision,
         compiled=config.compile != "off",
     )
     return Run(
         plan=plan,
         held=held,
-        parts=parts,
-        accelerator=accelerator,
-        precision=precision,
-        view_dtype=placed.view_dtype,
-        wrapped=placed.wrapped,
-        optimizer=optimizer,
+        placed=placed,
         projector_first=projector_first,
         cache=cache,
         guard=guard,
@@ -168,51 +151,14 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     )
 
 
-class _Placed(NamedTuple, Generic[PartsT]):
-    """What is trained, on its device."""
-
-    accelerator: Accelerator
-    precision: str  # fp64, fp32, bf16 or fp16
-    view_dtype: torch.dtype
-    parts: PartsT
-    wrapped: nn.Module  # the model as DDP and torch.compile run it
-    optimizer: Any  # of what is not frozen, as accelerate prepared it
-
-
-def _place(plan: Plan[PartsT], parts: PartsT) -> _Placed[PartsT]:
-    """Move the parts to the device, and make model and optimizer ready to run there."""
-    recipe = plan.recipe
-    precision = resolve_precision(recipe.optim.precision, training_device(recipe))
-    accelerator = start_accelerator(recipe, precision)
-    device = accelerator.device
-    dtype = torch.float64 if precision == "fp64" else torch.float32
-    parts = parts.moved(place(parts.model, device, dtype), device, dtype)
-    optimizer = plan.optimizer(parts)
-    model = parts.model
-    if recipe.run.compile != "off":
-        # a graph for each size of views: a resumed run, which may see one size, has the same graphs
-        compiled = torch.compile(parts.model, mode=recipe.run.compile, dynamic=False)
-        model = cast(nn.Module, compiled)
-    wrapped, prepared = wrap(accelerator, model, optimizer)
-    # bf16 on CUDA rounds the model's input anyway
-    is_rounded = device.type == "cuda" and precision == "bf16"
-    return _Placed(
-        accelerator=accelerator,
-        precision=precision,
-        view_dtype=torch.bfloat16 if is_rounded else dtype,
-        parts=parts,
-        wrapped=wrapped,
-        optimizer=prepared,
-    )
-
-
 def _gradient_cache(
-    plan: Plan[PartsT], parts: PartsT, wrapped: nn.Module, held: HeldDirectory
+    plan: Plan[PartsT], placed: Placed[PartsT], world_size: int
 ) -> GradientCache | None:
     """Return what takes micro-batches one by one; None where the batch is not cut."""
-    rows = plan.micro_batches(held.process.world_size)
+    rows = plan.micro_batches(world_size)
     if len(rows) < 2:
         return None
+    parts = placed.parts
     channels = len(plan.index.image_type.channels)
     crop_px = parts.augment.crop_px
     weight = next(parts.model.parameters())
@@ -220,14 +166,14 @@ def _gradient_cache(
     for px in (crop_px, crop_px // 2) if plan.half_size_steps else (crop_px,):
         views = torch.zeros((2, channels, px, px), dtype=weight.dtype, device=weight.device)
         statistics[px] = PooledStatistics(parts.model, views)
-    return GradientCache(wrapped, statistics, rows)
+    return GradientCache(placed.wrapped, statistics, rows)
 
 
-def _saved(parts: PartsT, optimizer: Any, accelerator: Accelerator) -> dict[str, Any]:
+def _saved(placed: Placed[PartsT]) -> dict[str, Any]:
     """Return all that a checkpoint holds: name -> what has a state_dict."""
-    saved = {**parts.saved(), "optimizer": optimizer}
-    if accelerator.scaler is not None:  # of fp16
-        saved["scaler"] = accelerator.scaler
+    saved = {**placed.parts.saved(), "optimizer": placed.optimizer}
+    if placed.accelerator.scaler is not None:  # of fp16
+        saved["scaler"] = placed.accelerator.scaler
     return saved
 
 
@@ -287,7 +233,7 @@ def _announce(run: Run[PartsT], remarks: Sequence[str]) -> None:
     resumed = f"resumed at step {run.first_step} of " if run.first_step else ""
     run.reporter.say(
         f"{recipe.name}: {world} process{'es' * (world > 1)} on {run.device.type}, "
-        f"{run.precision}; {run.plan.describe()}; {resumed}{recipe.total_steps} steps"
+        f"{run.placed.precision}; {run.plan.describe()}; {resumed}{recipe.total_steps} steps"
     )
     if ignores_hang_up():
         run.reporter.say("SIGHUP is ignored (nohup): closing the terminal does not stop the run")

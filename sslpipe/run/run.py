@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple
 
 import torch
-from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import agree
 from sslpipe.faults import fault
 from sslpipe.optim.step import clip_gradient, lr_at, ramp_at, set_lr
-from sslpipe.run.accelerator import seed_torch
+from sslpipe.run.accelerator import Placed, seed_torch
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.contract import PartsT, Plan, Views
 from sslpipe.run.directory import HeldDirectory
@@ -71,18 +70,14 @@ class Run(Generic[PartsT]):
         recipe: The plan's.
         run_dir: The path of the run directory.
         process: This process among all.
+        parts: What is trained, on the device.
         device: Where it computes.
         last_step: Steps done so far, those before a resume included.
     """
 
     plan: Plan[PartsT]  # what is executed
     held: HeldDirectory  # the run directory, with watchdog and what is closed at the end
-    parts: PartsT  # what is trained, on the device
-    accelerator: Accelerator
-    precision: str  # fp64, fp32, bf16 or fp16
-    view_dtype: torch.dtype  # in which views are made
-    wrapped: nn.Module  # the model as it is run, compiled and in DDP
-    optimizer: Any  # as accelerate prepared it
+    placed: Placed[PartsT]  # what is trained, on the device, and its optimizer
     projector_first: ProjectorFirst  # freezes the backbone in tune.projector_first_steps
     cache: GradientCache | None  # takes micro-batches one by one; None without data.micro_batch
     guard: StepGuard  # decides which steps are taken
@@ -102,7 +97,8 @@ class Run(Generic[PartsT]):
         self.recipe = self.plan.recipe
         self.run_dir = self.held.run_dir
         self.process = self.held.process
-        self.device: torch.device = self.accelerator.device
+        self.parts = self.placed.parts
+        self.device: torch.device = self.placed.accelerator.device
         self.last_step = self.first_step
         self._parameters = list(self.parts.model.parameters())
         self._stopping = False
@@ -137,7 +133,7 @@ class Run(Generic[PartsT]):
             self.held.watchdog(step, "training")
             lr = lr_at(step, self.recipe.optim, total)
             ramp = ramp_at(step, self.recipe.tune)
-            self._lr = set_lr(self.optimizer, lr, ramp)
+            self._lr = set_lr(self.placed.optimizer, lr, ramp)
             self.projector_first.begin(step)
             yield step, batch
             if self._stopping or self.monitor.best.exhausted:
@@ -149,7 +145,7 @@ class Run(Generic[PartsT]):
         return StepViews(
             augment=self.parts.augment,
             batch=batch.to(self.device),
-            dtype=self.view_dtype,
+            dtype=self.placed.view_dtype,
             half_size=self.last_step < self.plan.half_size_steps,
         )
 
@@ -167,7 +163,7 @@ class Run(Generic[PartsT]):
         if self.cache is not None:
             return self.cache.embed(views.of_rows, self._seed)
         self._seed(0)
-        return self.wrapped(views.whole(), *more)
+        return self.placed.wrapped(views.whole(), *more)
 
     def _seed(self, micro_batch: int) -> None:
         """Seed torch's generators, for dropout and the like."""
@@ -176,7 +172,7 @@ class Run(Generic[PartsT]):
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of a loss (), scaled where fp16 needs it."""
-        self.accelerator.backward(loss)
+        self.placed.accelerator.backward(loss)
         if self.cache is not None:
             self.cache.backward()
 
@@ -191,9 +187,9 @@ class Run(Generic[PartsT]):
             UserError: After run.max_bad_steps skipped steps in a row, on CUDA one step later.
         """
         self.backward(loss)
-        self.accelerator.unscale_gradients()
+        self.placed.accelerator.unscale_gradients()
         most = self.recipe.optim.clip_norm
-        norm = clip_gradient(self.optimizer.optimizer, self._parameters, most)
+        norm = clip_gradient(self.placed.optimizer.optimizer, self._parameters, most)
         with self.guard.step(loss, norm) as decision:
             yield decision
         self._numbers = decision.numbers
