@@ -320,13 +320,13 @@ def started_by(*words: str | Path, **environment: str) -> list[str]:
 def test_each_task_of_an_array_builds_the_folder_of_its_line(tmp_path):
     path = stands_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
     lines = tmp_path / "my lines"
-    lines.write_text("--root /a --no-labels\n--source csv --csv b.csv\n")
+    lines.write_bytes(b"--root '/a b' --no-labels\r\n--source csv --csv b.csv\n--root it's\n")
     common = {"SSLPIPE_ROOT": str(ROOT), "SSLPIPE_VENV": "/none", "PATH": path}
     index = ["index", "my out/0", "my out/1", "--out", "my out"]
     task = [str(lines), "my out", "--seed", "3"]
     for variables, words, started in (
         ({}, index, index),
-        ({"SLURM_ARRAY_TASK_ID": "0"}, task, ["build", "my out/0", "--root", "/a", "--no-labels"]),
+        ({"SLURM_ARRAY_TASK_ID": "0"}, task, ["build", "my out/0", "--root", "/a b"]),
         (
             {"SLURM_ARRAY_TASK_ID": "1"},
             task,
@@ -337,10 +337,11 @@ def test_each_task_of_an_array_builds_the_folder_of_its_line(tmp_path):
         more = task[2:] if variables else []
         assert said == ["python", "-m", "sslpipe", "shards", *started, *more]
     script = ["bash", ROOT / "slurm" / "shards.sbatch", *task]
-    none = {**os.environ, **common, "SLURM_ARRAY_TASK_ID": "2"}
-    done = subprocess.run(script, env=none, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "my lines has no line 3" in done.stderr
+    for number, said in (("3", "my lines has an open quote"), ("4", "my lines has no line 4")):
+        none = {**os.environ, **common, "SLURM_ARRAY_TASK_ID": str(int(number) - 1)}
+        done = subprocess.run(script, env=none, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert said in done.stderr
 
 
 def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
@@ -424,7 +425,7 @@ def test_the_log_says_who_requeues_a_job_that_has_ended(tmp_path, state, restart
 def test_the_scripts_are_valid_bash():
     folders = [ROOT / name for name in ("slurm", "sslpipe/run/batch", "tests/helpers/slurm")]
     paths = [p for folder in folders for p in folder.iterdir() if p.suffix in (".sbatch", ".sh")]
-    assert len(paths) == 11
+    assert len(paths) == 12
     for path in paths:
         done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

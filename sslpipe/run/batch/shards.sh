@@ -3,9 +3,7 @@ if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
   lines=${1:?a file with one line of options a folder}
   out=${2:?the folder of all folders}
   shift 2
-  line=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$lines")
-  [ -n "$line" ] || { echo "slurm: $lines has no line $((SLURM_ARRAY_TASK_ID + 1))" >&2; exit 2; }
-  read -ra words <<<"$line"
+  line_words "$lines"
   set -- build "$out/$SLURM_ARRAY_TASK_ID" "${words[@]}" "$@"
 fi
 srun "${srun_options[@]}" ${inside[@]+"${inside[@]}"} \
