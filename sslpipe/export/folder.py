@@ -26,11 +26,21 @@ from sslpipe.registry.plugins import made_with
 SSLPIPE_KEY = "sslpipe"  # where a Config lies inside the config.json of another library
 # files of an export that are read
 LOADED = ("config.json", "model.safetensors", "whitening.safetensors")
+_REMEDY = "copy the export again"
+# of the timm and hf formats: `save_pretrained` keeps all keys of config.json
+_REMEDY_OF_LIBRARIES = (
+    f"{_REMEDY}, or, where another program has trained it further, remove the key {SSLPIPE_KEY!r} "
+    "from config.json"
+)
 
 
 @float32_by_default()
 def read_folder(path: Path) -> SavedBackbone:
-    """Read an export's backbone: safetensors, timm or hf format. Raises: ExportError."""
+    """Read an export's backbone, with the weights that were proved: safetensors, timm or hf format.
+
+    Raises:
+        ExportError: It is damaged, or another program has changed its weights.
+    """
     for file in (path / name for name in (*LOADED, "SHA256SUMS")):
         if file.exists() and not file.is_file():
             raise ExportError(f"{file} is no regular file; copy the export again")
@@ -48,7 +58,18 @@ def read_folder(path: Path) -> SavedBackbone:
                 f"{backbone.num_features}"
             )
         tensors = load_file(path / "model.safetensors")
-        backbone.load_state_dict(_named(tensors, backbone) if bare else tensors, strict=True)
+        remedy = _REMEDY
+        if bare:
+            tensors = _named(tensors, backbone)
+            remedy = _REMEDY_OF_LIBRARIES
+        shapes = {key: tensor.shape for key, tensor in backbone.state_dict().items()}
+        for key, tensor in tensors.items():
+            if tensor.shape != shapes.get(key):
+                raise ExportError(
+                    f"{path}: {key} {tuple(tensor.shape)} is not of the network that config.json "
+                    f"names; {remedy}"
+                )
+        backbone.load_state_dict(tensors, strict=True)
         view = EvalView.from_config(config.view)
         check_side(f"{path}/config.json", view.resize_px)
         for what, makes, sees in (
@@ -60,7 +81,8 @@ def read_folder(path: Path) -> SavedBackbone:
                     f"{path}/config.json: its view makes images of {makes} {what}, and the network "
                     f"sees {sees}"
                 )
-    check_weights(path, backbone, config.weights_sha256)
+    if module_sha256(backbone) != config.weights_sha256:
+        raise ExportError(f"{path}: the weights are not those that config.json names; {remedy}")
     return SavedBackbone(backbone, view, config)
 
 
@@ -113,14 +135,6 @@ def refusing_damage(path: Path) -> Iterator[None]:
         said = one_line(str(error)) or type(error).__name__
         remedy = "; copy the export again" * isinstance(error, SafetensorError)
         raise ExportError(f"{path}: {said}{remedy}") from error
-
-
-def check_weights(path: Path, module: nn.Module, sha256: str | None) -> None:
-    """Check that weights are those that were proved. Raises: ExportError."""
-    if module_sha256(module) != sha256:
-        raise ExportError(
-            f"{path}: the weights are not those that config.json names; copy the export again"
-        )
 
 
 def check_size(what: str, build: Callable[[], nn.Module], file: Path) -> None:

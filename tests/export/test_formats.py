@@ -428,3 +428,23 @@ def test_the_hubs_folder_loads_by_transformers_with_the_embedding_as_its_logits(
     with torch.no_grad():
         torch.testing.assert_close(network(images).pooler_output, plain(images))
         torch.testing.assert_close(F.normalize(head(images).logits, dim=1), tuned(images))
+
+
+def test_what_transformers_trained_further_names_the_key_without_which_it_is_read(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    export_model(trained("timm/resnet10t"), tmp_path / "plain", ["hf"])
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    cases = {"AutoModel": {}, "AutoModelForImageClassification": {"num_labels": 5}}
+    for name, arguments in cases.items():
+        folder = tmp_path / name
+        model = getattr(transformers, name).from_pretrained(tmp_path / "plain" / "hf", **arguments)
+        randomised(model).eval().save_pretrained(folder)
+        with pytest.raises(ExportError, match=r"remove the key 'sslpipe' from config\.json"):
+            sslpipe.load_backbone(folder)
+        config = json.loads((folder / "config.json").read_text())
+        del config["sslpipe"]
+        (folder / "config.json").write_text(json.dumps(config))
+        network = model.timm_model
+        with torch.no_grad():
+            pooled = network.forward_head(network.forward_features(images), pre_logits=True)
+            torch.testing.assert_close(sslpipe.load_backbone(folder)(images), pooled)
