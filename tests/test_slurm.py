@@ -320,7 +320,7 @@ def started_by(*words: str | Path, **environment: str) -> list[str]:
 def test_each_task_of_an_array_builds_the_folder_of_its_line(tmp_path):
     path = stands_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
     lines = tmp_path / "my lines"
-    lines.write_bytes(b"--root '/a b' --no-labels\r\n--source csv --csv b.csv\n--root it's\n")
+    lines.write_bytes(b"--root '/a b'\r\n--source csv --csv b.csv\n--root it's\n")
     common = {"SSLPIPE_ROOT": str(ROOT), "SSLPIPE_VENV": "/none", "PATH": path}
     index = ["index", "my out/0", "my out/1", "--out", "my out"]
     task = [str(lines), "my out", "--seed", "3"]
