@@ -64,7 +64,9 @@ class PKOrder:
 
     An epoch has as many batches as the first pass over the data gives in epoch 0; where a later
     epoch's first pass gives fewer, it takes another one. Samples without a label, and classes with
-    fewer than K samples, are skipped.
+    fewer than K samples, are skipped. A pass reads whole batches and omits the samples that are
+    left then, in each epoch others; where that leaves no batch, it reads all, as far as the streams
+    have equally many. What still waits when an epoch ends is dropped.
 
     Without `with_nearest`, and in epochs for which it knows nothing, classes come in no groups.
 
@@ -85,7 +87,8 @@ class PKOrder:
         without: Sorted ids that are never served.
 
     Raises:
-        BatchesDoNotFit: P classes with K samples are not there, or do not meet in the buffer.
+        BatchesDoNotFit: P classes with K samples are not there, or do not meet in the buffer, or
+            leave fewer than R of other classes.
     """
 
     def __init__(
@@ -131,32 +134,27 @@ class PKOrder:
                 f"use a smaller sampler.{smaller}",
                 classes=classes_per_batch,
             )
-        self.order = Order(
-            split.starts,
-            seed=seed,
-            batch_size=read_together,
-            num_streams=num_streams,
-            window=window,
-            without=np.flatnonzero(~np.isin(self.labels, self.classes)),
-        )
         by_label = np.argsort(self.labels, kind="stable")  # ids ascend inside a class
         begin = np.searchsorted(self.labels[by_label], self.classes)
         kept = sizes[sizes >= images_per_class]
         spans = zip(self.classes.tolist(), begin.tolist(), kept.tolist(), strict=True)
         self.members = {c: by_label[start : start + size] for c, start, size in spans}
         self.epoch = lru_cache(maxsize=2)(self._plan)
-        waiting = self._buffer(epoch=0)
-        self.steps_per_epoch = sum(1 for _ in self._batches(0, 1, waiting))
-        if not self.steps_per_epoch:
-            remedy = f"use a larger one, up to {self.order.samples}, or lower"
-            if buffer >= self.order.samples:  # all that there are
-                remedy = f"there are {self.order.samples} in all: lower"
-            raise BatchesDoNotFit(
-                f"no {classes_per_batch} classes with {images_per_class} images each meet in "
-                f"sampler.buffer = {buffer} samples",
-                f"{remedy} sampler.classes_per_batch or sampler.images_per_class",
-                classes=classes_per_batch,
+        for size in (read_together, num_streams):  # the second omits almost nothing
+            self.order = Order(
+                split.starts,
+                seed=seed,
+                batch_size=size,
+                num_streams=num_streams,
+                window=window,
+                without=np.flatnonzero(~np.isin(self.labels, self.classes)),
             )
+            waiting = self._buffer(epoch=0)
+            self.steps_per_epoch = sum(1 for _ in self._batches(0, 1, waiting))
+            if self.steps_per_epoch:
+                break
+        else:
+            raise self._no_batch()
         self.samples = self.order.samples
         self.dropped = waiting.dropped
         self.used = self.steps_per_epoch * self.batch_size  # of the samples of the first pass
@@ -180,6 +178,28 @@ class PKOrder:
             f"set {' or '.join(works)}" if works else "too few have two images",
             classes=count,
         )
+
+    def _no_batch(self) -> BatchesDoNotFit:
+        """Return why a pass gives no batch: too small a buffer, or too few random images."""
+        samples = self.order.samples
+        wanted = f"{self.classes_per_batch} classes with {self.images_per_class} images each"
+        remedy = "lower sampler.classes_per_batch or sampler.images_per_class"
+        if self.buffer < samples:
+            reason = f"no {wanted} meet in sampler.buffer = {self.buffer} samples"
+            remedy = f"use a larger one, up to {samples}, or {remedy}"
+        elif self.random_images:
+            reason = (
+                f"{wanted} leave fewer than sampler.random_images = {self.random_images} of other "
+                f"classes, among {samples} to train on"
+            )
+            remedy = f"use fewer of these, or {remedy}"
+        else:
+            reason = (
+                f"sampler.num_streams = {self.order.num_streams} read equally many of {samples} "
+                f"samples each, and the rest is lacking for {wanted}"
+            )
+            remedy = f"use one stream, or {remedy}"
+        return BatchesDoNotFit(reason, remedy, classes=self.classes_per_batch)
 
     def with_nearest(self, nearest: NearestClasses) -> "PKOrder":
         """Return this order with classes in groups; an epoch's plan asks `nearest` once."""

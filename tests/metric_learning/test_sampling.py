@@ -261,6 +261,57 @@ def test_impossible_plans_are_one_error_with_what_to_do():
         plan(many, buffer=24)
 
 
+@pytest.mark.parametrize(
+    ("classes", "samples", "streams"),
+    [
+        (16, 186, 1),
+        (16, 187, 2),
+        (19, 186, 1),
+        (23, 253, 4),
+    ],  # a pass of 64s alone gave no 16 of 16
+)
+def test_every_image_is_seen_and_those_of_a_class_about_equally_often(classes, samples, streams):
+    split = FakeSplit(np.random.default_rng(0).integers(classes, size=samples))
+    order = plan(split, classes_per_batch=16, images_per_class=4, buffer=4096, num_streams=streams)
+    steps = 300 * order.steps_per_epoch
+    seen = np.bincount(np.concatenate([order.ids(t) for t in range(steps)]), minlength=samples)
+    for label in range(classes):
+        of_class = seen[split.labels == label]
+        if classes == 16:  # all are in each batch, so four of each class's images are drawn
+            assert of_class.sum() == 4 * steps
+            share = 4 / len(of_class)
+            error = np.sqrt(steps * share * (1 - share))
+            assert abs(of_class - steps * share).max() < 5 * error
+        assert of_class.min() > of_class.mean() / 2
+        assert of_class.max() < of_class.mean() * 2
+
+
+def test_where_whole_batches_leave_too_few_a_pass_reads_all_and_resumes_exactly(split):
+    changes = {"classes_per_batch": 8, "images_per_class": 20, "buffer": 400}  # of 25 each
+    steps = 4
+    whole = collected(split, plan(split, **changes), steps=steps)
+    assert [batch.epoch for batch in whole] == [0, 1, 2, 3]
+    resumed = collected(split, plan(split, **changes), first_step=2, steps=2)
+    for a, b in zip(resumed, whole[2:], strict=True):
+        assert a.ids.tolist() == b.ids.tolist()
+        assert torch.equal(a.images, b.images)
+    ranks = [collected(split, plan(split, **changes), Rank(r, 3), steps=steps) for r in range(3)]
+    for step, batch in enumerate(whole):
+        assert torch.equal(torch.cat([rank[step].images for rank in ranks]), batch.images)
+
+
+def test_no_batch_at_all_names_its_own_cause():
+    sizes = [40, 8, 8, 8]
+    few_others = FakeSplit(np.random.default_rng(0).permutation(np.repeat(range(4), sizes)))
+    with pytest.raises(DataError, match=r"sampler.random_images = 45 .* 64 to train on; use fewer"):
+        plan(few_others, classes_per_batch=3, random_images=45, buffer=1000)
+    odd = FakeSplit(np.random.default_rng(0).permutation(np.append(np.arange(64) % 16, [0, 1])))
+    sizes = {"classes_per_batch": 16, "images_per_class": 4, "buffer": 1000}
+    with pytest.raises(DataError, match=r"sampler.num_streams = 4 .* 66 samples .* one stream"):
+        plan(odd, num_streams=4, **sizes)
+    assert plan(odd, num_streams=1, **sizes).steps_per_epoch == 1
+
+
 def test_a_later_epoch_that_finds_too_few_batches_says_what_to_change(monkeypatch):
     labels = np.random.default_rng(1).integers(8, size=800)
     order = plan(FakeSplit(labels), buffer=24)
