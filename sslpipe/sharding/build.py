@@ -10,6 +10,7 @@ from PIL import Image
 
 from sslpipe.arguments import Progress, silent
 from sslpipe.data.columns import Kind, kind_of
+from sslpipe.data.holdout import CLASS
 from sslpipe.data.image_type import RGB8, Colour, hex_colour
 from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, PATH_COLUMN, Manifest
 from sslpipe.errors import DataError, did_you_mean
@@ -86,6 +87,7 @@ class _Written(NamedTuple):
     done: dict[str, list[Done]]  # shards by split
     left_out: list[Group]  # of the source
     doubts: list[str]
+    split_by_class: bool  # as the user asked
 
 
 def write_shards(
@@ -195,6 +197,7 @@ def write_shards(
             done=written,
             left_out=left_out,
             doubts=doubts,
+            split_by_class=split_by == CLASS,
         )
         return _finish(out=out, manifest=manifest, build=build, workers=workers, notes=notes)
 
@@ -323,7 +326,7 @@ def _finish(
     )
     columns = _with_paths(columns, build, manifest)
     manifest = save_columns(out, manifest.model_copy(update=update), columns)
-    report = _report(out, build)
+    report = _report(out, build, workers)
     save_report(out, report)
     return Built(
         manifest=manifest,
@@ -349,7 +352,7 @@ def _with_paths(
     return added
 
 
-def _report(out: Path, build: _Written) -> Report:
+def _report(out: Path, build: _Written, workers: int) -> Report:
     """Return what became of the images of a build, once dataset.json is there."""
     done = [each for own in build.done.values() for each in own]
     bad = group_kinds(
@@ -362,6 +365,8 @@ def _report(out: Path, build: _Written) -> Report:
         looked_at=sum(each.entry.samples for each in done if each.entry is not None),
         images=merge_groups(each for own in done for each in own.remarks),
         doubts=build.doubts,
+        split_by_class=build.split_by_class,
+        workers=workers,
     )
 
 

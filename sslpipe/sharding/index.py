@@ -221,7 +221,7 @@ def index_folder(
 
     # the report
     empty = sorted({*chain(*tars.groups.values())} - {*chain(*groups.values())})
-    report = _report(out, empty, list(chain(*indexed.values())))
+    report = _report(out, empty, list(chain(*indexed.values())), workers)
     save_report(out, report)
     return Indexed(manifest, report)
 
@@ -254,7 +254,9 @@ def _measured_fields(
     return {"image": measured.image, "mean": measured.mean, "std": measured.std}
 
 
-def _report(out: Path, empty: Sequence[Path], indexed: Sequence[_IndexedTar]) -> Report:
+def _report(
+    out: Path, empty: Sequence[Path], indexed: Sequence[_IndexedTar], workers: int
+) -> Report:
     """Return what became of the members of tars, once dataset.json is there."""
     left_out = Tally()
     unusual = Tally()
@@ -277,7 +279,9 @@ def _report(out: Path, empty: Sequence[Path], indexed: Sequence[_IndexedTar]) ->
             f"no image has a label, which is KEY.cls; if {member} says the class: `sslpipe shards "
             f"build OUT --source tars --root {indexed[0].path.parent} --label-column {named}`"
         )
-    return make_report(out, left_out=skipped, images=unusual.groups(), doubts=doubts)
+    return make_report(
+        out, left_out=skipped, images=unusual.groups(), doubts=doubts, workers=workers
+    )
 
 
 def _has_member(path: Path) -> bool:

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError, counted, for_caller, one_line, shown
 from sslpipe.portable import write_atomically
+from sslpipe.sharding.copies import copies_across_splits
 from sslpipe.sharding.split_names import names_like_splits
 
 FILE = "build-report.json"  # beside dataset.json
@@ -153,6 +154,8 @@ def make_report(
     looked_at: int = 0,
     images: Sequence[Group] = (),
     doubts: Sequence[str] = (),
+    split_by_class: bool = False,
+    workers: int = 2,
 ) -> Report:
     """Describe a finished data set: splits and classes are those of its dataset.json.
 
@@ -162,15 +165,18 @@ def make_report(
         looked_at: Images that were decoded for `images`.
         images: Samples that lose something, or are unusual.
         doubts: What else looks like a slip.
+        split_by_class: The user asked for splits without a common class.
+        workers: Threads that look for images of several splits.
     """
     index = load_index(folder)
     counts = {name: class_counts(index, name) for name in index.manifest.splits}
+    of_classes = class_doubts(counts, index.manifest.classes, split_by_class=split_by_class)
     return Report(
         splits={name: _describe(index, name, own) for name, own in counts.items()},
         left_out=list(left_out),
         looked_at=looked_at,
         images=list(images),
-        doubts=[*doubts, *class_doubts(counts, index.manifest.classes)],
+        doubts=[*doubts, *copies_across_splits(index, workers), *of_classes],
     )
 
 
@@ -228,12 +234,18 @@ def check_classes(classes: Mapping[str, Iterable[str]]) -> None:
                 )
 
 
-def class_doubts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str] = ()) -> list[str]:
+def class_doubts(
+    counts: Mapping[str, Mapping[str, int]],
+    classes: Sequence[str] = (),
+    *,
+    split_by_class: bool = False,
+) -> list[str]:
     """Name what looks like a slip in the classes of the splits, and in their names.
 
     Args:
         counts: Samples of each class of a split, by name, without those that it lacks.
         classes: All names; one without a sample in any split is mentioned.
+        split_by_class: The user asked for splits without a common class, which is no slip then.
     """
     labelled = {split: own for split, own in counts.items() if own}
     names = sorted({name for own in labelled.values() for name in own})
@@ -271,7 +283,8 @@ def class_doubts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
     in_all = sum(len(own) for own in labelled.values())
     if len(labelled) > 1 and in_all == len(names):  # each is in one split alone
         sizes = ", ".join(f"{len(own):,} in {split}" for split, own in labelled.items())
-        doubts.append(f"no class is in two splits: {sizes}")
+        if not split_by_class:
+            doubts.append(f"no class is in two splits: {sizes}")
         labelled = {}
     for split, own in labelled.items():
         lacking = [name for name in names if name not in own]

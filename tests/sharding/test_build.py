@@ -1,5 +1,7 @@
 """What a build keeps, writes anew and says; parts of several machines give one machine's files."""
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -36,7 +38,7 @@ def test_classes_are_those_of_the_images_once_all_splits_are_written_anew(tmp_pa
     words = ["build", out, "--root", photos, "--test-fraction", "0.5", *BUILD]
     for name in ("Cat", "dog"):
         for number in range(4):
-            grey(photos / name / f"{number}.png", 10 * number)
+            grey(photos / name / f"{number}.png", 10 * number + (name == "dog"))
     assert run(*words) == 0
     (photos / "Cat").rename(photos / "cat")
     assert "give --overwrite" in error_of(capsys, *words)
@@ -47,6 +49,61 @@ def test_classes_are_those_of_the_images_once_all_splits_are_written_anew(tmp_pa
     grey(tmp_path / "later" / "owl" / "x.png", 3)
     later = ["build", out, "--root", tmp_path / "later", "--split", "val"]
     assert "classes owl are not among the 2" in error_of(capsys, *later)
+
+
+def test_images_of_two_splits_are_counted_with_one_of_them_and_what_to_do(tmp_path, capsys):
+    out = tmp_path / "out"
+    levels = {"train": (1, 2, 3, 4, 5), "test": (9, 5, 8, 4, 5), "val": (6, 7, 9)}
+    for split, own in levels.items():
+        for number, level in enumerate(own):
+            grey(tmp_path / "in" / split / "cat" / f"{number}.png", level)
+    assert run("build", out, "--root", tmp_path / "in") == 0
+    said = capsys.readouterr().out
+    between = [line for line in report_of(out).doubts if "byte for byte" in line]
+    assert all(f"look at this: {line}" in said for line in between)
+    with_train, with_val = sorted(between, key=lambda line: "in train" not in line)
+    assert with_train.startswith("3 of 5 images of test are in train, too")
+    copies = {"test/cat/1.png": "4", "test/cat/3.png": "3", "test/cat/4.png": "4"}  # of train
+    named = re.search(r"such as '(.+)' \('train/cat/(.)[.]png' in train\)", with_train)
+    assert copies[named[1]] == named[2]
+    assert "keep one of each and build again (`sslpipe curate duplicates" in with_train
+    assert re.match("1 of [35] images of (test|val) are in (test|val), too", with_val)
+    assert run("index", out) == 0  # as of tars of others
+    assert set(between) <= set(report_of(out).doubts)
+
+
+def test_an_image_that_is_twice_in_one_split_or_in_none_is_in_no_two(tmp_path):
+    for split, levels in {"train": (1, 1, 2), "test": (3, 4)}.items():
+        for number, level in enumerate(levels):
+            grey(tmp_path / "in" / split / f"{number}.png", level)
+    assert run("build", tmp_path / "out", "--root", tmp_path / "in") == 0
+    assert not report_of(tmp_path / "out").doubts
+
+
+def test_a_split_that_stays_and_lies_elsewhere_is_said_not_to_be_compared(tmp_path):
+    out = tmp_path / "out"
+    for number, split in enumerate(("train", "val")):
+        grey(tmp_path / split / "cat" / "x.png", number)
+    assert run("build", out, "--root", tmp_path / "train") == 0
+    (out / "train-000000.tar").rename(tmp_path / "moved.tar")
+    assert run("build", out, "--root", tmp_path / "val", "--split", "val") == 0
+    (line,) = (line for line in report_of(out).doubts if "two splits" in line)
+    assert "is not known: " in line
+    assert "train-000000.tar" in line
+
+
+def test_splits_without_a_common_class_are_no_news_to_who_asked_for_them(tmp_path):
+    for name in ("cat", "dog", "owl"):
+        for number in range(4):
+            grey(
+                tmp_path / "in" / name / f"{number}.png",
+                10 * number + len(list(tmp_path.rglob("*.png"))),
+            )
+    words = ["--root", tmp_path / "in", "--test-fraction", "0.4", "--name-pattern", "(?P<kind>.).*"]
+    for column, count in (("class", 0), ("kind", 1)):
+        out = tmp_path / column
+        assert run("build", out, *words, "--split-by", column) == 0
+        assert len(report_of(out).doubts) == count
 
 
 @pytest.mark.parametrize("name", ["train-000000.tar", "00000.tar"])
