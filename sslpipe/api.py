@@ -284,7 +284,7 @@ def preview(
     Raises:
         UserError: The recipe cannot be trained on these data.
     """
-    from sslpipe.check.preview import preview as draw
+    from sslpipe.planning.pictures import preview as draw
 
     check_count(images, "images")
     if epoch is not None:
@@ -434,7 +434,7 @@ def write_report(
 
 def _draw_views(run_dir: Path, index: DatasetIndex, say: Callable[[str], None]) -> bytes | None:
     """Draw the PNG of `sslpipe preview RUN`; None, with the reason said, where that cannot be."""
-    from sslpipe.check.preview import preview
+    from sslpipe.planning.pictures import preview
 
     try:
         plan = make_plan(load_recipe_or_run(run_dir, []), index, run_dir=run_dir)

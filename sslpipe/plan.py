@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
+from sslpipe.augment.preview import DrawPartners
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.holdout import (
     MOST_HELD_OUT,
@@ -43,7 +41,6 @@ from sslpipe.parts import (
     freeze_and_group,
     open_teacher,
 )
-from sslpipe.planning.pictures import views_picture
 from sslpipe.planning.recipe_plan import RecipePlan
 from sslpipe.planning.rules import (
     backbone_is_slowed,
@@ -156,18 +153,11 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
         images = data.batch_size // world_size
         return micro_batch_rows(images, data.num_streams // world_size, data.micro_batches)
 
-    def draw_views(
-        self, ids: NDArray[np.int64], *, epoch: int = 0, num_epochs: int = 1
-    ) -> Image.Image:
-        """Draw samples (n,) beside their views of some epochs; see `views_picture`."""
-        drawing = None if self.pairing is None else self.pairing.partners
-        return views_picture(
-            self,
-            ids,
-            epoch=epoch,
-            num_epochs=num_epochs,
-            partners=None if drawing is None else drawing.of_samples,
-        )
+    @property
+    def drawn_partners(self) -> DrawPartners | None:
+        """What draws the samples that second views show, with [pairs] of partners."""
+        partners = None if self.pairing is None else self.pairing.partners
+        return None if partners is None else partners.of_samples
 
     def follow(self, parts: Parts, step: int) -> None:
         """Move a momentum encoder behind the trained weights."""

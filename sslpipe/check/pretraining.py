@@ -1,11 +1,11 @@
 """What a pretraining will do and cost: its parts are built, its first epoch is looked at."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sslpipe.check.estimate import check_of, estimate_parts
-from sslpipe.check.mixing import WELL_MIXED, mixing_score
 from sslpipe.check.outcome import Check, Rows
-from sslpipe.data.holdout import MOST_HELD_OUT, holdout_ids
+from sslpipe.data.holdout import MOST_HELD_OUT
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import survey
 from sslpipe.data.partners import Pairing, joint_codes
@@ -15,9 +15,12 @@ from sslpipe.parts import Parts, recipe_flops
 from sslpipe.plan import Pretraining
 from sslpipe.planning.memory import Room, check_memory
 from sslpipe.planning.watch import watch_text
+from sslpipe.random import permutation
 from sslpipe.recipe.sections import divisors
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
+WELL_MIXED = 0.98  # mixing score below which there is a warning
+_UNIFORM = 0x5F  # names the draw of a uniform shuffle
 
 
 def check_pretraining(plan: Pretraining) -> Check:
@@ -109,7 +112,7 @@ def _look_at_order(plan: Pretraining) -> tuple[Rows, Rows, str | None]:
     )
     mixing = mixing_score([split.labels[ids] for ids in batches], split.labels[served])
     pair_rows, poor = _look_at_pairs(plan.pairing, order, steps)
-    held_out = len(holdout_ids(plan.recipe, split))
+    held_out = len(plan.watched)
     # few images left of some classes mix badly, however the shards are: that warning comes first
     few_held_out = held_out <= MOST_HELD_OUT * len(split)
     if poor is None and mixing is not None and mixing < WELL_MIXED and few_held_out:
@@ -172,3 +175,25 @@ def _look_at_pairs(
         f"{order.window}, which hold few groups side by side; raise data.shuffle_window or "
         "data.num_streams"
     )
+
+
+def mixing_score(batches: list[NDArray[np.int64]], pool: NDArray[np.int64]) -> float | None:
+    """Divide the mean label entropy of batches by that of as many uniform shuffles'.
+
+    Returns 1 for batches (B,) as mixed as a uniform shuffle of the pool (N,), 0 where each has one
+    class; None where a label is missing (-1), or the pool has one class.
+    """
+    if (pool < 0).any() or (pool == pool[0]).all():
+        return None
+    rows = len(batches[0])
+    uniform: list[NDArray[np.int64]] = []
+    while len(uniform) < len(batches):
+        shuffled = pool[permutation(len(pool), (_UNIFORM, len(uniform)))]
+        uniform += list(shuffled[: len(pool) // rows * rows].reshape(-1, rows))
+    return _mean_entropy(batches) / _mean_entropy(uniform[: len(batches)])
+
+
+def _mean_entropy(batches: list[NDArray[np.int64]]) -> float:
+    """In nats."""
+    shares = [np.unique(labels, return_counts=True)[1] / len(labels) for labels in batches]
+    return float(np.mean([-(each * np.log(each)).sum() for each in shares]))

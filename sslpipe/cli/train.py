@@ -202,7 +202,7 @@ def preview(
     inputs.check_model(training.init)
 
     from sslpipe.api import plan_from
-    from sslpipe.check.preview import preview
+    from sslpipe.planning.pictures import preview
     from sslpipe.sharding.show import sample_lines, save_sheet
 
     source = recorded.start_of(training.recipe, training.init)

@@ -3,20 +3,22 @@
 They draw no random number from a generator, and are small.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from sslpipe.augment.preview import DrawPartners, preview_grid
-from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.run.contract import PartsT, Plan
+from sslpipe.run.contract import Plan
+from sslpipe.sharding.show import choose_ids
 
 QUERIES = 8  # held-out images of a sheet, the same ones at each evaluation
 NEAREST = 5  # shown beside each
@@ -28,39 +30,29 @@ _OTHER = (200, 50, 40)
 _UNKNOWN = (160, 160, 156)
 
 
-def views_picture(
-    plan: Plan[PartsT],
-    ids: NDArray[np.int64],
+def preview(
+    plan: Plan[Any],
     *,
-    epoch: int,
-    num_epochs: int,
-    partners: DrawPartners | None = None,
-) -> Image.Image:
+    images: int = 8,
+    ids: Sequence[int] | None = None,
+    epoch: int | None = None,
+) -> tuple[Image.Image, list[int]]:
     """Draw images of the plan's split beside the views that training makes of them.
 
     Args:
-        plan: Its recipe's seed decides the views.
-        ids: (n,) of the images, ascending.
-        epoch: The first one whose views are shown.
-        num_epochs: How many are.
-        partners: Draws the samples that second views show; None: each image makes its own.
+        plan: Its recipe's seed decides the views and, without `ids`, the images.
+        images: How many, at most.
+        ids: These samples instead.
+        epoch: Whose views are shown, alone; None: those of the first two.
 
-    Raises:
-        DataError: A sample cannot be read.
+    Returns:
+        The picture, and the ids of the images on it, ascending.
     """
     recipe = plan.recipe
-    return preview_grid(
-        plan.index,
-        plan.index.split(recipe.data.split),  # with the data's own classes
-        build_augment(recipe, plan.index),
-        seed=recipe.seed,
-        epoch=epoch,
-        num_epochs=num_epochs,
-        ids=ids,
-        canvas_px=recipe.data.canvas_px,
-        partners=partners,
-        half_size_steps=plan.half_size_steps,
-    )
+    split = plan.index.split(recipe.data.split)
+    chosen = choose_ids(split, ids, count=images, seed=recipe.seed)
+    grid = plan.draw_views(chosen, epoch=epoch or 0, num_epochs=2 if epoch is None else 1)
+    return grid, chosen.tolist()
 
 
 def nearest_ids(queries: Embeddings, searched: Embeddings) -> NDArray[np.int64]:

@@ -12,12 +12,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sslpipe.augment.eval_view import EvalView
+from sslpipe.augment.preview import DrawPartners, preview_grid
+from sslpipe.augment.two_views import build_augment
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.monitor import HeldOutScores, Watched
 from sslpipe.export.start import Start
 from sslpipe.planning.evaluation import HeldOutEvaluator
 from sslpipe.planning.memory import warn_of_memory
-from sslpipe.planning.pictures import views_picture
 from sslpipe.recipe.identity import run_identity
 from sslpipe.run.contract import PartsT, Plan
 
@@ -74,8 +75,25 @@ class RecipePlan(Plan[PartsT]):
     def draw_views(
         self, ids: NDArray[np.int64], *, epoch: int = 0, num_epochs: int = 1
     ) -> Image.Image:
-        """Draw samples (n,) beside their views of some epochs; see `views_picture`."""
-        return views_picture(self, ids, epoch=epoch, num_epochs=num_epochs)
+        """Draw samples (n,) beside their views of some epochs. Raises: DataError: one is bad."""
+        data = self.recipe.data
+        return preview_grid(
+            self.index,
+            self.index.split(data.split),  # with the data's own classes
+            build_augment(self.recipe, self.index),
+            seed=self.recipe.seed,
+            epoch=epoch,
+            num_epochs=num_epochs,
+            ids=ids,
+            canvas_px=data.canvas_px,
+            partners=self.drawn_partners,
+            half_size_steps=self.half_size_steps,
+        )
+
+    @property
+    def drawn_partners(self) -> DrawPartners | None:
+        """What draws the samples that second views show; None: each image makes its own."""
+        return None
 
     def metadata(self, parts: PartsT) -> dict[str, Any]:
         """Return what is stored beside each checkpoint: the start."""

@@ -21,8 +21,7 @@ import sslpipe.check.estimate
 from sslpipe.augment.two_views import build_augment
 from sslpipe.check import pretraining
 from sslpipe.check.estimate import step_seconds
-from sslpipe.check.mixing import mixing_score
-from sslpipe.check.pretraining import check_pretraining
+from sslpipe.check.pretraining import check_pretraining, mixing_score
 from sslpipe.data.holdout import holdout_ids, plan_order
 from sslpipe.data.index import Split, load_index
 from sslpipe.data.order import ORDER_VERSION, Order
