@@ -233,6 +233,7 @@ def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
     metadata = {
         "name": recipe.name,
         "recipe": recipe.model_dump(mode="json"),
+        "learns_classes": recipe.learns_classes,
         "digest": identity.digest,
         "step": state.step,
         "data": data.model_dump(

@@ -16,7 +16,6 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.image_type import RGB8, ImageType, hex_colour
 from sslpipe.evaluation.suite_file import own_name, with_own_name
 from sslpipe.models.backbones import JOIN
-from sslpipe.recipe.reading import is_finetune
 
 # format -> lines of Python that load it, for the model card
 USAGE = tomllib.loads((resources.files(__package__) / "templates/usage.toml").read_text("utf-8"))
@@ -31,7 +30,7 @@ PACKAGES = {
 }
 TASK = "image-feature-extraction"
 TAGS: tuple[str, ...] = ("self-supervised-learning", "contrastive-learning")
-TUNED_TAGS = ("metric-learning", "image-retrieval")
+TAGS_OF_CLASSES = ("metric-learning", "image-retrieval")
 
 
 def model_card(
@@ -46,7 +45,6 @@ def model_card(
     """
     facts = config["facts"]
     backbone = config["backbone"]
-    recipe = facts.get("recipe", {})
     rows = facts.get("evaluation", [])
     kind = backbone["kind"]
     if kind == "transformers":
@@ -87,8 +85,7 @@ def model_card(
         canvas_px=EvalView.from_config(config["view"]).canvas_px,
         background=None if image.background is None else hex_colour(image.background),
         elsewhere=_trained_elsewhere(facts),
-        tuned=is_finetune(recipe),
-        recipe=recipe,
+        recipe=facts.get("recipe", {}),
         data=facts.get("data", {}),
         init=facts.get("init"),
         seen=facts.get("classes_seen", []),
@@ -119,7 +116,7 @@ def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
     No licence is stated for the weights: that is for those to say who upload them.
     """
     facts = config["facts"]
-    tags = TUNED_TAGS if is_finetune(facts.get("recipe", {})) else TAGS
+    tags = TAGS_OF_CLASSES if facts.get("learns_classes") else TAGS
     metadata = {
         "library_name": library,
         "pipeline_tag": TASK,

@@ -129,6 +129,7 @@ class FinetuneRecipe(RunRecipe):
     said_elsewhere: ClassVar[frozenset[str]] = frozenset(
         {"embedding_dim", "embedding_taps", "normalize"}  # [embedding] says these
     )
+    learns_classes: ClassVar[bool] = True
 
     views: Literal[1, 2] = 1
     """Views of each image in a batch."""

@@ -228,11 +228,6 @@ def model_for(tree: Mapping[str, Any], origin: str) -> type[RunRecipe]:
     return Recipe
 
 
-def is_finetune(tree: Mapping[str, Any]) -> bool:
-    """Return whether the recipe that a run recorded is one of a fine-tuning: has a [sampler]."""
-    return "sampler" in tree
-
-
 def _brought() -> dict[str, RecipeKind]:
     """Return the kinds that satellites bring, by name."""
     return gather("recipes", "RECIPES", {})

@@ -224,6 +224,8 @@ class RunRecipe(Settings):
     """Keys of [backbone] that other sections of this kind of recipe decide."""
     of_weights: ClassVar[tuple[str, ...]] = ("projector_first_steps", "ramp_steps", "eval_crop_px")
     """Keys of [tune] that only a run from weights may set."""
+    learns_classes: ClassVar[bool] = False
+    """Whether images of one class are drawn together, which a model card says."""
 
     _backbone_overrides: frozenset[str] = frozenset()
     # keys of [backbone] that overrides name: weights with others are refused, not preferred

@@ -158,30 +158,21 @@ class Chart(NamedTuple):
 _SIMILARITY = {"positive_similarity": "positive", "negative_similarity": "negative"}
 _RETRIEVAL = {"validation_recall_at_1": "Recall@1", "validation_map_at_r": "MAP@R"}
 _HELD_OUT_RETRIEVAL = {"holdout_recall_at_1": "Recall@1", "holdout_map_at_r": "MAP@R"}
-_LOSS = Chart("loss", {"loss": "loss"})
-_RATE = Chart("learning rate", {"lr": "learning rate"}, (0.0,))
-_GRADIENT = Chart("gradient norm", {"grad_norm": "norm"}, (0.0,))
-_RANK = Chart("effective rank", {"effective_rank": "rank"}, (1.0,))
-_COSINE = Chart("cosine", _SIMILARITY, (0.0, 1.0))
 CHARTS = (
-    _LOSS,
+    Chart("loss", {"loss": "loss"}),
     Chart("held-out kNN top-1", {"holdout_knn": "top-1"}, kind="eval"),
     Chart("held-out retrieval", _HELD_OUT_RETRIEVAL, (0.0, 1.0), "eval"),
     Chart("held-out RankMe, without labels", {"holdout_rankme": "RankMe"}, (1.0,), "eval"),
     Chart("held-out view recall, without labels", {"holdout_view_recall": "recall"}, kind="eval"),
-    _RATE,
-    _GRADIENT,
-    Chart("alignment", {"alignment": "alignment"}, (0.0,)),
-    Chart("uniformity", {"uniformity": "uniformity"}),
-    _RANK,
-    Chart("embedding std", {"embedding_std": "std"}, (0.0, 1.0)),
-    _COSINE,
-)
-FINETUNE_CHARTS = (
-    _LOSS,
     Chart("retrieval in held-out classes", _RETRIEVAL, (0.0, 1.0), "eval"),
     Chart("active pairs or triplets (their loss is not 0)", {"active": "active"}, (0.0,)),
-    *(_RATE, _GRADIENT, _RANK, _COSINE),
+    Chart("learning rate", {"lr": "learning rate"}, (0.0,)),
+    Chart("gradient norm", {"grad_norm": "norm"}, (0.0,)),
+    Chart("alignment", {"alignment": "alignment"}, (0.0,)),
+    Chart("uniformity", {"uniformity": "uniformity"}),
+    Chart("effective rank", {"effective_rank": "rank"}, (1.0,)),
+    Chart("embedding std", {"embedding_std": "std"}, (0.0, 1.0)),
+    Chart("cosine", _SIMILARITY, (0.0, 1.0)),
 )
 SPEED_CHARTS = (
     Chart("images a second", {"images_per_s": "images/s"}, (0.0,)),
@@ -190,11 +181,10 @@ SPEED_CHARTS = (
 
 
 def charts(run: RunFiles, wanted: Sequence[Chart]) -> Markup:
-    """Draw each chart that metrics.jsonl has numbers for; those that lack one are named."""
+    """Draw each chart that metrics.jsonl has all numbers for: which ones, the kind of run says."""
     if not run.train:
         return render("missing", text="No step of training is logged in metrics.jsonl.")
     figures = []
-    absent = []
     for title, numbers, within, kind in wanted:
         lines = run.train if kind == "train" else run.evals
         series = []
@@ -204,9 +194,4 @@ def charts(run: RunFiles, wanted: Sequence[Chart]) -> Markup:
             series.append(Series(what, x, y, f"var(--series-{place})"))
         if all(len(each.x) for each in series):
             figures.append(line_chart(title, series, within=within))
-        else:
-            absent.append(title)
-    shown = Markup("<div class='charts'>{}</div>").format(Markup().join(figures))
-    if absent:
-        shown += render("missing", text=f"Not in metrics.jsonl: {', '.join(absent)}.")
-    return shown
+    return Markup("<div class='charts'>{}</div>").format(Markup().join(figures))

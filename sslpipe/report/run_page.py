@@ -10,8 +10,7 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.vectors import Features
 from sslpipe.evaluation.verdict import LINEAR, RECALL
 from sslpipe.files import Tree
-from sslpipe.recipe.reading import is_finetune
-from sslpipe.report.charts import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts
+from sslpipe.report.charts import CHARTS, SPEED_CHARTS, charts
 from sslpipe.report.embeddings import (
     EMBED,
     RANDOM_QUERIES,
@@ -92,7 +91,7 @@ def build_page(
         ),
         "Embedding map": lambda: embedding_map(run, queries) if queries else no_embeddings,
         "Confusion": lambda: confusion(evaluation, run.classes) if evaluation else NEEDS_RESULTS,
-        "Training": lambda: training(run),
+        "Training": lambda: render("run.training", charts=charts(run, CHARTS), run=run),
         "Views": lambda: render("run.views", uri=png_uri(run.views_png) if run.views_png else ""),
         "Alarms": lambda: render("run.alarms", run=run),
         "Speed": lambda: charts(run, SPEED_CHARTS),
@@ -143,13 +142,6 @@ def header(run: RunFiles, picture: Markup | str = "", caption: str = "") -> Mark
         picture=picture,
         caption=caption,
     )
-
-
-def training(run: RunFiles) -> Markup:
-    """Draw what training logged, and say what it means."""
-    finetune = is_finetune(run.recipe)
-    figures = charts(run, FINETUNE_CHARTS if finetune else CHARTS)
-    return render("run.training", charts=figures, run=run, finetune=finetune)
 
 
 def confusion(evaluation: Tree, classes: list[str]) -> Markup:
