@@ -16,14 +16,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sslpipe.arguments import checked
-from sslpipe.data.holdout import (
-    as_overrides,
-    fitting,
-    holdout_ids,
-    plan_order,
-    suggested_holdout,
-    with_holdout,
-)
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import pick_device
@@ -35,8 +27,7 @@ from sslpipe.evaluation.feature_files import features_file, load_embeddings
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.model import Picture
 from sslpipe.export.named import open_init
-from sslpipe.kinds import is_pretraining, run_kind
-from sslpipe.plan import Pretraining
+from sslpipe.kinds import run_kind
 from sslpipe.portable import write_atomically
 from sslpipe.recipe.reading import Overrides, load_recipe
 from sslpipe.recipe.sections import RunRecipe
@@ -94,16 +85,11 @@ def train(
         raise UserError("overrides are for the path of a recipe, and this is a recipe already")
     index = load_index(data)
     with reported_refusal(run_dir):
-        named = open_init(recipe, init, checkpoint=checkpoint, run_dir=run_dir)
-        plan = make_plan(recipe, index, named, run_dir)
+        plan = plan_from(recipe, index, init, checkpoint=checkpoint, run_dir=run_dir)
     if plan.start.kind == "random" and is_finished(plan, run_dir):
         steps: int = plan.recipe.total_steps
         say_last(f"{run_dir} is finished: {steps} of {steps} steps; nothing is left to train")
         return steps
-    if isinstance(plan, Pretraining) and is_pretraining(plan.recipe):
-        from sslpipe.pretrain import pretrain
-
-        return pretrain(plan, run_dir)
     return run_kind(plan.recipe).run(plan, run_dir)
 
 
@@ -245,11 +231,10 @@ def check_recipe(
     Raises:
         UserError: The recipe cannot be trained on these data, or not on this machine.
     """
-    from sslpipe.check import check_plan
-
     loaded, init = _recipe_and_start(recipe, init, overrides)
     index = load_index(data)
-    return check_plan(plan_from(loaded, index, init, checkpoint=checkpoint))
+    plan = plan_from(loaded, index, init, checkpoint=checkpoint)
+    return run_kind(plan.recipe).check(plan)
 
 
 @checked
@@ -310,24 +295,14 @@ def _recipe_and_start(
 def plan_from(
     recipe: RunRecipe,
     index: DatasetIndex,
-    init: nn.Module | str | Path | None,
+    init: nn.Module | str | Path | None = None,
     *,
     checkpoint: str | None = None,
-) -> Plan[Any]:
-    """Make the plan of a run that starts from these weights, and has no directory yet."""
-    index.split(recipe.data.split)  # an unknown one is refused before weights are read
-    return make_plan(recipe, index, open_init(recipe, init, checkpoint=checkpoint))
-
-
-def make_plan(
-    recipe: RunRecipe,
-    index: DatasetIndex,
-    named: FrozenBackbone | None = None,
     run_dir: Path | None = None,
 ) -> Plan[Any]:
-    """Make the plan of a run of any kind: see `sslpipe.plan.Pretraining.make`."""
-    if is_pretraining(recipe):
-        return Pretraining.make(recipe, index, named, run_dir)
+    """Make the plan of a run of any kind that starts from these weights, or those that it keeps."""
+    index.split(recipe.data.split)  # an unknown one is refused before weights are read
+    named = open_init(recipe, init, checkpoint=checkpoint, run_dir=run_dir)
     return run_kind(recipe).make(recipe, index, named, run_dir)
 
 
@@ -340,16 +315,8 @@ def fitting_settings(
     """
     try:
         recipe = load_recipe(path, overrides)
-        if is_pretraining(recipe):
-            start = {"init": "weights"} if from_weights else {}  # which hold some images out
-            split = index.split(recipe.data.split)
-            recipe = with_holdout(recipe.model_copy(update=start), split)
-            plan_order(recipe, index)
-            wants = recipe.run.monitor_steps and recipe.data.holdout
-            if wants and not len(holdout_ids(recipe, split)):
-                return as_overrides(fitting(suggested_holdout(recipe, split)[0], recipe, split))
-        else:
-            run_kind(recipe).order(recipe, index)
+        start = {"init": "weights"} if from_weights else {}  # which hold some images out
+        run_kind(recipe).order(recipe.model_copy(update=start), index)
     except UserError as error:  # `check` says it, too
         return error.settings
     return ""
@@ -437,7 +404,7 @@ def _draw_views(run_dir: Path, index: DatasetIndex, say: Callable[[str], None]) 
     from sslpipe.planning.pictures import preview
 
     try:
-        plan = make_plan(load_recipe_or_run(run_dir, []), index, run_dir=run_dir)
+        plan = plan_from(load_recipe_or_run(run_dir, []), index, run_dir=run_dir)
         grid, _ = preview(plan)
     except UserError as error:
         say(f"without a picture of the views: {error}")

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from sslpipe.api import make_plan
+from sslpipe.api import plan_from
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.recipe.identity import identity
@@ -122,7 +122,7 @@ def test_a_resume_without_pairs_is_told_which_to_add(data, tmp_path):
 def test_settings_that_contradict_are_one_line(data, tmp_path, text, message, capsys):
     recipe = write_recipe(tmp_path, f"{RECIPE}\n[pairs]\n{text}\n")
     with pytest.raises(UserError, match=message):
-        make_plan(load_recipe(recipe), load_index(data))
+        plan_from(load_recipe(recipe), load_index(data))
 
 
 def test_check_says_who_finds_a_partner_and_what_it_costs(data, tmp_path):

@@ -91,13 +91,13 @@ def check(
     index = inputs.open_data(data)
 
     from sslpipe.api import plan_from
-    from sslpipe.check import check_plan
+    from sslpipe.kinds import run_kind
     from sslpipe.plan import Pretraining
 
     source = recorded.start_of(training.recipe, training.init)
     plan = plan_from(loaded, index, source, checkpoint=training.checkpoint)
     with working("check: a step is timed"):
-        result = check_plan(plan)
+        result = run_kind(plan.recipe).check(plan)
     SafeConsole().print(result.render())
     say_next(["preview", *training.words(data), "--out", "views.png"])
     if isinstance(plan, Pretraining):

@@ -4,14 +4,17 @@ A finished run that is started again needs its plan alone: the rest is imported 
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sslpipe.kinds import RunKind
 from sslpipe.metric_learning.finetune_plan import Finetuning, plan_batches
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 
+if TYPE_CHECKING:
+    from sslpipe.check.outcome import Check
 
-def _check(plan: Finetuning) -> Any:
+
+def _check(plan: Finetuning) -> "Check":
     from sslpipe.metric_learning.check import check_finetuning
 
     return check_finetuning(plan)

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from sslpipe.api import plan_from, train
-from sslpipe.check import check_plan
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
+from sslpipe.kinds import run_kind
 from sslpipe.plan import Pretraining
 from sslpipe.recipe.reading import load_recipe
 from tests.helpers.columns import add_columns
@@ -89,7 +89,8 @@ def follow(recipe, index, given, init=None):
 
     def look(overrides):
         try:
-            said = check_plan(plan_from(load_recipe(recipe, overrides), index, init)).warnings
+            plan = plan_from(load_recipe(recipe, overrides), index, init)
+            said = run_kind(plan.recipe).check(plan).warnings
             refused = False
         except UserError as error:
             said = (str(error),)

@@ -2,12 +2,11 @@
 
 import pytest
 
-from sslpipe.api import make_plan, train
-from sslpipe.check import check_plan
-from sslpipe.check.pretraining import check_pretraining
+from sslpipe.api import plan_from, train
 from sslpipe.data.holdout import plan_order
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
+from sslpipe.kinds import run_kind
 from sslpipe.plan import Pretraining
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
@@ -15,6 +14,11 @@ from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import RECIPE as FINETUNE
 from tests.helpers.runs import forget_accelerator, train_over, write_recipe
+
+
+def check(plan):
+    return run_kind(plan.recipe).check(plan)
+
 
 MOCO = ("momentum.start=0.9", "loss.kind=moco", "loss.queue_rows=40")
 ONE_CLASS = {
@@ -41,7 +45,7 @@ def refused(data, tmp_path, *settings):
     """The error of `check`, which `train` repeats before it writes a checkpoint."""
     recipe = load_recipe(write_recipe(tmp_path), ["data.holdout=0", *settings])
     with pytest.raises(RecipeError) as checked:
-        check_plan(make_plan(recipe, load_index(data)))
+        check(plan_from(recipe, load_index(data)))
     with pytest.raises(RecipeError) as trained:
         train(recipe, load_index(data), tmp_path / "run")
     forget_accelerator()
@@ -98,7 +102,7 @@ def test_a_first_batch_of_one_class_by_chance_is_trained(tmp_path):
         if len({*data.split("train").labels_of(plan_order(recipe, data).ids(0, range(1))[1])}) == 1
     )
     recipe = next(alike)
-    check_plan(make_plan(recipe, data))
+    check(plan_from(recipe, data))
     assert train(recipe, data, tmp_path / "run") == 12
     negatives = [line["negatives_per_anchor"] for line in read_metrics(tmp_path / "run")]
     assert negatives[0] == 0
@@ -108,7 +112,7 @@ def test_a_first_batch_of_one_class_by_chance_is_trained(tmp_path):
 def test_check_counts_the_negatives_that_are_left(tmp_path):
     data = write_dataset(tmp_path / "data", classes=2)
     recipe = load_recipe(write_recipe(tmp_path), ["loss.mask_labels=true"])
-    rows = dict(check_pretraining(Pretraining.make(recipe, load_index(data))).rows)
+    rows = dict(check(Pretraining.make(recipe, load_index(data))).rows)
     assert rows["negatives per anchor"].endswith("(at most 30)")
     assert 12 < float(rows["negatives per anchor"].split()[0]) < 18
 
@@ -130,7 +134,7 @@ def test_fine_tuning_on_batches_of_one_class(tmp_path, settings, says):
     data = load_index(write_dataset(tmp_path / "data"))
     recipe = load_recipe(path, ["sampler.classes_per_batch=1", *settings])
     if not says:
-        check_plan(make_plan(recipe, data))
+        check(plan_from(recipe, data))
         return
     with pytest.raises(RecipeError, match=says):
-        check_plan(make_plan(recipe, data))
+        check(plan_from(recipe, data))

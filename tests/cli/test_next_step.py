@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sslpipe.api import make_plan
+from sslpipe.api import plan_from
 from sslpipe.cli import next_step
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
@@ -145,7 +145,7 @@ def test_the_check_of_a_small_data_set_has_the_settings_that_fit_it(
     for line in lines:
         words = shlex.split(line.replace(next_step.ANY_WEIGHTS, "START"))
         recipe = load_recipe(words[2], [word for word in words[3:] if "=" in word])
-        plan = make_plan(recipe, load_index(data), start if "START" in words else None)
+        plan = plan_from(recipe, load_index(data), start if "START" in words else None)
         assert len(plan.watched)
 
 

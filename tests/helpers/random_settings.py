@@ -32,14 +32,15 @@ from pydantic import BaseModel
 
 from benchmarks.common import Peak
 from sslpipe import portable
-from sslpipe.api import make_plan
+from sslpipe.api import plan_from
 from sslpipe.augment.ops import draws
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.augment.two_views import FusedSettings, build_augment
-from sslpipe.check import check_plan, estimate
+from sslpipe.check import estimate
 from sslpipe.check.estimate import noise_batch
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import UserError
+from sslpipe.kinds import run_kind
 from sslpipe.losses import LOSSES
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.finetune_plan import with_backbone
@@ -255,7 +256,7 @@ def attempt(recipe_path: Path, overrides: list[str], names: list[str], index: Da
     """What became of one setting. Raises: AssertionError where that is not as promised."""
     try:
         recipe = load_recipe(recipe_path, overrides)
-        result = check_plan(make_plan(recipe, index))
+        result = run_kind(recipe).check(plan_from(recipe, index))
         if any("an estimated" in warning for warning in result.warnings):
             return "does not fit"
         value = step(result.recipe, index)
