@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from sslpipe.arguments import Progress, silent
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
 from sslpipe.data.reader import OnBad
@@ -25,48 +23,6 @@ PIXELS_PX = 32  # larger images are reduced: 3 x 224 x 224 numbers a sample are 
 # axes, must not take longer than the networks; but not below LEAST_PX
 MOST_PIXELS = 2**26
 LEAST_PX = 8
-
-
-def embed_pair(
-    name: str,
-    network: nn.Module,
-    *,
-    view: EvalView,
-    splits: tuple[Split, Split],
-    saved: Mapping[str, Embeddings] = MappingProxyType({}),
-    progress: Progress = silent,
-    device: torch.device | str = "cpu",
-    batch_size: int = 256,
-    num_workers: int = 2,
-    on_bad: OnBad | None = None,
-) -> tuple[Embeddings, Embeddings]:
-    """Embed a train and a test split by one network, which is moved to the device.
-
-    `name` is the network's in titles and messages. `saved` has features by split, where they are
-    known. `progress` makes the bar of each pass; the rest is as in `embed`.
-    """
-    network = network.to(device)
-    rows = []
-    for split in splits:
-        if split.name in saved:
-            rows.append(saved[split.name])
-            continue
-        title = f"{name}: {split.name}"
-        with progress(title, len(split)) as advance:
-            embedded = embed(
-                network,
-                view,
-                split,
-                device=device,
-                network=name,
-                batch_size=batch_size,
-                canvas_px=view.canvas_px,
-                num_workers=num_workers,
-                on_bad=on_bad,
-                progress=advance,
-            )
-            rows.append(embedded)
-    return rows[0], rows[1]
 
 
 def pixel_features(

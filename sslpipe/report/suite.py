@@ -25,11 +25,10 @@ from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import pick_device
 from sslpipe.errors import as_path, check_count, for_caller
 from sslpipe.evaluation.advice import advise
-from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed import Embeddings, embed
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import (
     data_metadata,
-    embed_pair,
     pixel_features,
     random_backbone,
     saved_embeddings,
@@ -250,7 +249,7 @@ def embed_model(
     names = ("ssl", *BASELINES, *(other.name for other in others))
     known_as = own_name(config.facts, names)
     sets: Sets = {
-        "ssl": _embed_both(
+        "ssl": embed_pair(
             known_as,
             backbone.backbone,
             view=backbone.view,
@@ -263,7 +262,7 @@ def embed_model(
         sets[other.name] = partial(embed_other, other, splits, embedding)
     if untrained_seed is not None:
         sets["random"] = partial(
-            _embed_both,
+            embed_pair,
             "random",
             random_backbone(config.backbone, config.crop_px, untrained_seed),
             view=backbone.view,
@@ -288,7 +287,7 @@ def embed_model(
     return sets
 
 
-def _embed_both(
+def embed_pair(
     name: str,
     network: nn.Module,
     *,
@@ -297,19 +296,30 @@ def _embed_both(
     embedding: Embedding,
     saved: Mapping[str, Embeddings] = MappingProxyType({}),
 ) -> Pair:
-    """Embed train and test by a network; `saved` has features by split that are known."""
-    return embed_pair(
-        name,
-        network,
-        view=view,
-        splits=splits,
-        saved=saved,
-        progress=embedding.progress,
-        batch_size=embedding.batch_size,
-        num_workers=embedding.num_workers,
-        device=embedding.device,
-        on_bad=embedding.on_bad,
-    )
+    """Embed train and test by one network, which is moved to the device.
+
+    `name` is the network's in titles and messages; `saved` has features by split that are known.
+    """
+    network = network.to(embedding.device)
+    rows = dict(saved)
+    for split in splits:
+        if split.name in saved:
+            continue
+        with embedding.progress(f"{name}: {split.name}", len(split)) as advance:
+            rows[split.name] = embed(
+                network,
+                view,
+                split,
+                device=embedding.device,
+                network=name,
+                batch_size=embedding.batch_size,
+                canvas_px=view.canvas_px,
+                num_workers=embedding.num_workers,
+                on_bad=embedding.on_bad,
+                progress=advance,
+            )
+    train, test = (rows[split.name] for split in splits)
+    return train, test
 
 
 def _kept_features(
@@ -372,7 +382,7 @@ def embed_other(other: Other, splits: tuple[Split, Split], embedding: Embedding)
     """Embed train and test by another network, through its own view."""
     train, test = splits
     model, (own_train, own_test) = other.backbone.matched(train, test)
-    return _embed_both(
+    return embed_pair(
         other.name,
         model.backbone,
         view=model.view,
