@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass
-from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.monitor import Watched
 from sslpipe.run.contract import Plan
 from sslpipe.sharding.show import choose_ids
 
@@ -85,21 +84,17 @@ def _unit(rows: Tensor) -> Tensor:
     return torch.nn.functional.normalize(rows.float(), dim=1)
 
 
-def neighbours_picture(
-    split: Split, reader: Reader | None, ids: NDArray[np.int64], canvas_px: int
-) -> Image.Image:
+def neighbours_picture(watched: Watched, ids: NDArray[np.int64]) -> Image.Image:
     """Draw a contact sheet: a row for each query, itself first, then its nearest.
 
     A green frame is an image of the query's class, a red one of another; grey: without labels.
 
     Args:
-        split: Where the samples are.
-        reader: Of the split.
+        watched: The samples, and how they are read.
         ids: From `nearest_ids`.
-        canvas_px: As in training.
     """
-    thumbnails = _thumbnails(split, reader, ids, canvas_px)
-    labels = split.labels_of(ids.ravel()).reshape(ids.shape)
+    thumbnails = _thumbnails(watched, ids)
+    labels = watched.split.labels_of(ids.ravel()).reshape(ids.shape)
     side = _CELL_PX + 2 * _FRAME_PX
     sheet = Image.new("RGB", (ids.shape[1] * side + side // 3, len(ids) * side), _PAPER)
     pen = ImageDraw.Draw(sheet)
@@ -120,25 +115,23 @@ def neighbours_picture(
     return sheet
 
 
-def _thumbnails(
-    split: Split, reader: Reader | None, ids: NDArray[np.int64], canvas_px: int
-) -> dict[int, Image.Image]:
+def _thumbnails(watched: Watched, ids: NDArray[np.int64]) -> dict[int, Image.Image]:
     """Read samples, by id, in the size of a cell; bad ones are omitted."""
     thumbnails = {}
     batches = one_pass(
-        split,
+        watched.split,
         ids=np.unique(ids),
-        canvas_px=canvas_px,
+        canvas_px=watched.canvas_px,
         batch_size=QUERIES,
         num_workers=0,
         on_bad=lambda bad: None,
-        reader=reader,
+        reader=watched.reader,
     )
     for batch in batches:
         for sample, image, size in zip(batch.ids.tolist(), batch.images, batch.sizes, strict=True):
             height, width = size.tolist()
             units = image[:, :height, :width].numpy()
-            picture = Image.fromarray(split.image_type.picture(units))
+            picture = Image.fromarray(watched.split.image_type.picture(units))
             factor = _CELL_PX / max(height, width)
             sides = (max(1, round(width * factor)), max(1, round(height * factor)))
             smooth = Image.Resampling.LANCZOS if factor < 1 else Image.Resampling.NEAREST

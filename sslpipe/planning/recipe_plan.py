@@ -14,13 +14,14 @@ from torch.optim import Optimizer
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.preview import DrawPartners, preview_grid
 from sslpipe.augment.two_views import build_augment
+from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.monitor import HeldOutScores, Watched
 from sslpipe.export.start import Start
-from sslpipe.planning.evaluation import HeldOutEvaluator
 from sslpipe.planning.memory import warn_of_memory
+from sslpipe.planning.pictures import nearest_ids, neighbours_picture
 from sslpipe.recipe.identity import run_identity
-from sslpipe.run.contract import PartsT, Plan
+from sslpipe.run.contract import PartsT, Plan, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +67,28 @@ class RecipePlan(Plan[PartsT]):
         """Return the view of the run's evaluations."""
         return self.start.view(self.recipe, self.index, parts.augment.crop_px)
 
-    def evaluator(self, parts: PartsT, process: Rank, device: torch.device) -> HeldOutEvaluator:
-        """Return what scores the held-out samples, by `measure`."""
-        return HeldOutEvaluator(
-            self, self.view(parts), self.measure, process=process, device=device
+    def score(self, parts: PartsT, process: Rank, device: torch.device) -> Scores:
+        """Score the backbone, as it is, by `measure`: embed on all ranks, score on rank 0."""
+        watched = Watched(
+            split=self.split,
+            ids=self.watched,
+            bank=self.bank,
+            process=process,
+            device=device,
+            canvas_px=self.recipe.data.canvas_px,
+            num_workers=self.recipe.run.num_workers,
+            reader=Reader(self.split),
         )
+        measured = self.measure(parts.backbone, self.view(parts), watched)
+        rows = measured.rows
+        searched = measured.searched
+        if rows is None or searched is None:
+            return Scores(measured.numbers)
+
+        def draw() -> Image.Image:
+            return neighbours_picture(watched, nearest_ids(rows, searched))
+
+        return Scores(measured.numbers, draw, measured.by_sample)
 
     def draw_views(
         self, ids: NDArray[np.int64], *, epoch: int = 0, num_epochs: int = 1

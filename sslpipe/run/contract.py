@@ -120,13 +120,6 @@ class Scores(NamedTuple):
     by_sample: Mapping[int, float] = {}  # id -> MAP@R, where it must rise clearly; rank 0
 
 
-class Evaluator(Protocol):
-    """What a run asks of its evaluations: see `sslpipe.planning.evaluation.HeldOutEvaluator`."""
-
-    def score(self, backbone: nn.Module) -> Scores:
-        """Score a backbone, as it is, on the held-out samples. Collective."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan(ABC, Generic[PartsT]):
     """All that is known of a run before its first step: a value; it opens no device.
@@ -198,8 +191,8 @@ class Plan(ABC, Generic[PartsT]):
         return []
 
     @abstractmethod
-    def evaluator(self, parts: PartsT, process: Rank, device: torch.device) -> Evaluator:
-        """Return what scores backbones, which are on a device, on the held-out samples."""
+    def score(self, parts: PartsT, process: Rank, device: torch.device) -> Scores:
+        """Score the parts' backbone, as it is on a device, on the held-out samples. Collective."""
 
     @abstractmethod
     def draw_views(

@@ -1,7 +1,9 @@
 """Evaluations during a run: on held-out samples; the best is followed, a fall is reported."""
 
+import torch
+
 from sslpipe.run.best import Best
-from sslpipe.run.contract import Evaluator, PartsT, Plan, Scores
+from sslpipe.run.contract import PartsT, Plan, Scores
 from sslpipe.run.directory import HeldDirectory
 from sslpipe.run.health import StartAlarm
 from sslpipe.run.log import read_metrics
@@ -16,7 +18,7 @@ class Monitor:
     Args:
         plan: Says whether samples are held out, and when they are scored.
         parts: On the device.
-        evaluator: Scores a backbone on them.
+        device: Where they are.
         held: The run directory.
         reporter: Gets the numbers.
         best: Follows the evaluations.
@@ -29,18 +31,18 @@ class Monitor:
         self,
         plan: Plan[PartsT],
         parts: PartsT,
-        evaluator: Evaluator,
         *,
+        device: torch.device,
         held: HeldDirectory,
         reporter: Reporter,
         best: Best,
     ) -> None:
         self.best = best
         self._plan = plan
-        self._evaluator = evaluator
+        self._parts = parts
+        self._device = device
         self._held = held
         self._reporter = reporter
-        self._backbone = parts.backbone
         # of an earlier start of this run, if it scored the weights that it started from
         lines = read_metrics(held.run_dir, "eval") if held.process.rank == 0 else []
         self._start_alarm = StartAlarm(lines[0] if lines and lines[0]["step"] == 0 else {})
@@ -79,7 +81,7 @@ class Monitor:
     def measure(self, done: int) -> Scores:
         """Score the backbone after `done` steps."""
         self._held.watchdog(done, "evaluating")
-        return self._evaluator.score(self._backbone)
+        return self._plan.score(self._parts, self._held.process, self._device)
 
 
 def shows_neighbours(done: int, monitor_steps: int, total_steps: int) -> bool:

@@ -113,7 +113,7 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     monitor = Monitor(
         plan,
         parts,
-        plan.evaluator(parts, process, placed.accelerator.device),
+        device=placed.accelerator.device,
         held=held,
         reporter=reporter,
         best=Best(config, checkpoints.best, plan.half_size_steps),

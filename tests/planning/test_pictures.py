@@ -11,9 +11,9 @@ from PIL import Image
 
 import sslpipe
 from sslpipe.data.index import load_index
-from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.monitor import Watched
 from sslpipe.planning.pictures import nearest_ids, neighbours_picture
 from sslpipe.run.log import read_metrics
 from sslpipe.run.monitoring import MOST_SHEETS, shows_neighbours
@@ -120,7 +120,7 @@ def test_a_sheet_frames_neighbours_by_their_class(data):
     labels = split.labels
     same = int(np.flatnonzero(labels == labels[0])[1])
     other = int(np.flatnonzero(labels != labels[0])[0])
-    sheet = neighbours_picture(split, Reader(split), np.array([[0, same, other]]), 16)
+    sheet = neighbours_picture(Watched(split, labels, canvas_px=16), np.array([[0, same, other]]))
     pixels = np.asarray(sheet)
     side = 78
     corners = [pixels[0, side // 3 + column * side].tolist() for column in (1, 2)]
