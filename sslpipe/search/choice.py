@@ -35,14 +35,15 @@ from sslpipe.errors import (
 from sslpipe.evaluation.arrays import Array, embeddings_from_arrays
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.flatten import why_unlabelled
+from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
-from sslpipe.export.write import export_backbone
+from sslpipe.export.whiten import flatten_backbone
+from sslpipe.export.write import export_backbone, export_model
 from sslpipe.files import Stored, json_text, read_json, write_json
 from sslpipe.portable import return_freed_memory, write_atomically
 from sslpipe.report.suite import warn_bad
 from sslpipe.search import candidates, ranking
 from sslpipe.search.candidates import Candidate
-from sslpipe.search.chosen import write_chosen
 from sslpipe.search.pages import answer, choice_page, table_cells
 from sslpipe.search.ranking import Ranked
 from sslpipe.sharding.dataset import build_dataset
@@ -200,13 +201,12 @@ def choose(
     # the row to use as a backbone
     say(f"write {out / INSIDE}, and prove it in a clean process")
     together = ranking.best_first(best.parts, ranked)
-    write_chosen(
-        out / INSIDE,
-        source="+".join(networks.candidates[name].source for name in together),
-        rows=ranking.side_by_side(networks.features, together),
-        split=images.rows,
-        power=best.power,
-    )
+    source = "+".join(networks.candidates[name].source for name in together)
+    model, _ = load_backbone(source).matched(images.rows)
+    if best.power is not None:
+        features = ranking.side_by_side(networks.features, together)
+        flatten_backbone(model, fit_whitening(features, power=best.power))
+    export_model(model, out / INSIDE, ["safetensors"], overwrite=True)
     return Choice(
         answer=sentences,
         heads=heads,
