@@ -281,8 +281,6 @@ class TorchvisionSettings(BackboneSettings):
     kind: Annotated[str, Field(pattern="^torchvision(/.*)?$")]
     stem: StemSetting = "auto"
     """auto: what fits the images; only ResNets have the choice."""
-    zero_init_residual: bool = False
-    """ResNets only; the last BatchNorm scale of each block starts at 0."""
 
     example: ClassVar[str] = "torchvision/resnet18"
 
@@ -300,10 +298,6 @@ class TorchvisionSettings(BackboneSettings):
                 f"{did_you_mean(architecture, known)}; usable: {', '.join(known)}"
             )
         arguments: dict[str, Any] = {}
-        if architecture.startswith(("resnet", "resnext", "wide_resnet")):
-            arguments["zero_init_residual"] = self.zero_init_residual
-        elif self.zero_init_residual:
-            raise RecipeError(f"backbone.zero_init_residual: {architecture!r} is not a ResNet")
         if architecture.startswith("vit_"):
             _check_patches(architecture, int(architecture.rpartition("_")[2]), crop_px)
             arguments["image_size"] = crop_px

@@ -45,10 +45,6 @@ class RecipePlan(Plan[PartsT]):
         """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
         return run_identity(self.recipe, self.index, self.order_version)
 
-    def check_processes(self, world_size: int) -> None:
-        """Refuse a number of processes that cannot share the batches. Raises: RecipeError."""
-        self.recipe.data.check_processes(world_size)
-
     @property
     def half_size_steps(self) -> int:
         """How many first steps see views of half the size, by augment.half_size_share."""

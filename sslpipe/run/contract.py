@@ -148,9 +148,6 @@ class Plan(ABC, Generic[PartsT]):
     def identity(self) -> dict[str, Any]:
         """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
 
-    def check_processes(self, world_size: int) -> None:
-        """Refuse a number of processes that cannot share the batches. Raises: RecipeError."""
-
     @abstractmethod
     def build(self, *, compiled: bool = True) -> PartsT:
         """Build the parts on the CPU from recipe.seed, the same on every rank.

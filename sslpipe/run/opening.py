@@ -51,7 +51,7 @@ def open_run(
             one, or all its checkpoints are damaged.
     """
     with hold_directory(plan.recipe, run_dir) as held:
-        plan.check_processes(held.process.world_size)
+        plan.recipe.data.check_processes(held.process.world_size)
         if held.process.rank == 0:
             plan.start.keep(run_dir)
 

@@ -96,7 +96,6 @@ def test_a_stem_that_does_not_fit_is_a_warning_and_one_that_fits_is_none():
         ("torchvision/resnet18", {"stem": "smal"}, "did you mean 'small'"),
         ("torchvision/resnet18", {"steam": "small"}, "did you mean 'stem'"),
         ("torchvision/convnext_tiny", {"stem": "small"}, "no ResNet stem"),
-        ("torchvision/convnext_tiny", {"zero_init_residual": True}, "is not a ResNet"),
         ("timm/vit_tiny_patch16_224", {"crop": 1}, "crop"),
         ("small_resnet", {"widths": []}, "at least 1 item"),
         ("small_resnet", {"stem_stride": 3}, "2 or 4"),
