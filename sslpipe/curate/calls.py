@@ -104,9 +104,9 @@ def find_duplicates(
         index = load_index(data)  # type: ignore[arg-type]
         names = list(index.manifest.splits) if splits is None else list(splits)
         if not names:
-            raise UserError(f"{data} has no split; build one with `sslpipe shards build`")
+            raise UserError(f"{index.folder} has no split; build one with `sslpipe shards build`")
         if len({*names}) < len(names):
-            raise UserError(f"splits = {names} names a split twice; name each once")
+            raise UserError(f"{' '.join(names)} names a split twice; name each once")
         opened = [index.split(name) for name in names]
         if column:
             duplicate_files.check_place(index)

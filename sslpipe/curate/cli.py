@@ -101,12 +101,7 @@ def duplicates(
     The shards do not change; existing features and runs stay valid.
     """
     check_folder(out)
-    names = split or list(open_data(data).manifest.splits)
-    if not names:
-        raise UserError(f"{data} has no split; build one with `sslpipe shards build`")
-    if len({*names}) < len(names):
-        raise UserError(f"--split {' '.join(names)} names a split twice; name each once")
-    index = open_data(data, names)
+    index = open_data(data, split or open_data(data).manifest.splits)
 
     from sslpipe.curate import duplicate_files
     from sslpipe.curate.calls import find_duplicates
@@ -115,7 +110,7 @@ def duplicates(
 
     found = find_duplicates(
         index,
-        names,
+        split,
         column=column,
         num_workers=num_workers,
         on_bad=report_bad,
