@@ -236,7 +236,6 @@ def status(
 
     Progress, speed, time left, health, bad samples, last checkpoint, and each process.
     """
-    recorded.check_run(run_dir)
     if follow and as_json:
         raise UserError("--follow draws for people, and --json is for programs; leave one out")
 

@@ -33,6 +33,7 @@ from sslpipe.run.log import (
     step_seconds,
     unreadable_lines,
 )
+from sslpipe.run.recorded import check_run
 from sslpipe.run.records import Outline, read_description
 from sslpipe.run.stop import MARKERS, MOST_MARKER_BYTES
 from sslpipe.run.watchdog import read_heartbeats
@@ -69,9 +70,7 @@ def status(run_dir: str | Path) -> dict[str, Any]:
         UserError: run_dir holds no run, or its recipe.json is damaged.
     """
     run_dir = Path(run_dir)
-    path = run_dir / "recipe.json"
-    if not path.is_file():
-        raise UserError(f"{run_dir} holds no run: no recipe.json; check the path")
+    check_run(run_dir)
     steps = read_description(run_dir, "recipe.json", Outline).steps
     lines = read_metrics(run_dir)
     evals = read_metrics(run_dir, "eval")
