@@ -49,8 +49,7 @@ def run_suite(
     start: str | None = None,
     not_compared: Sequence[str] = (),
     not_measured: Sequence[str] = (),
-    leaked: NDArray[np.int64] | None = None,
-    leaked_by: str = "",
+    leaks: Leaks | None = None,
     seed: int = 0,
     device: str = "cpu",
     say: Callable[[str], None] = lambda text: None,
@@ -70,9 +69,7 @@ def run_suite(
         start: Which of those the run started from.
         not_compared: Sentences on networks that could not be.
         not_measured: Sentences on what else could have been; what makes a set may add some.
-        leaked: (L,) ids of test samples that have a near-duplicate in train: each number of the
-            table is given without them, too. None: not checked.
-        leaked_by: How they were found.
+        leaks: Without these test samples each number of the table is given, too; None: not checked.
         seed: Of all that is drawn.
         device: Where the features are searched, if it has float64; they are moved there.
         say: Called with what is kept after Ctrl-C.
@@ -133,10 +130,10 @@ def run_suite(
         **({"incomplete": incomplete} if incomplete else {}),
         **({} if spread is None else {"start_uniformity": spread}),
     }
-    if leaked is not None:
+    if leaks is not None:
         scored = protocols.scored_ids()
         report["leakage"] = leakage_of(
-            measured=table, leaked=leaked, how=leaked_by, scored=scored, classes=scores.classes
+            measured=table, leaks=leaks, scored=scored, classes=scores.classes
         )
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
@@ -259,8 +256,7 @@ def _check_same_samples(sets: Mapping[str, Pair]) -> None:
 
 def leakage_of(
     measured: Iterable[Measured],
-    leaked: NDArray[np.int64],
-    how: str,
+    leaks: Leaks,
     scored: Mapping[str, NDArray[np.int64]],
     classes: NDArray[np.int64],
 ) -> dict[str, Any]:
@@ -269,7 +265,7 @@ def leakage_of(
     `scored` maps a column to the (Q,) ids of the test samples that it scores; `classes` are the
     (q,) labels of those that retrieval inside test scores.
     """
-    clean = {column: ~np.isin(ids, leaked) for column, ids in scored.items()}
+    clean = {column: ~np.isin(ids, leaks.ids) for column, ids in scored.items()}
     rows: list[dict[str, Any]] = []
     for features, power, column, result in measured:
         if column is None:
@@ -282,7 +278,7 @@ def leakage_of(
         row |= {"clean_value": value, "clean_queries": int(kept.sum())}
         rows.append(row if power is None else {**row, "power": power})
     leaked_here = int((~clean[KNN]).sum())
-    return {"samples": len(clean[KNN]), "leaked": leaked_here, "how": how, "rows": rows}
+    return {"samples": len(clean[KNN]), "leaked": leaked_here, "how": leaks.how, "rows": rows}
 
 
 def _restricted(

@@ -19,7 +19,7 @@ from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import linear_probe
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite_file import check_report, content_sha256
-from sslpipe.evaluation.table import run_suite
+from sslpipe.evaluation.table import Leaks, run_suite
 from sslpipe.evaluation.verdict import leakage_sentence
 from sslpipe.evaluation.verification import verification
 from sslpipe.evaluation.whiten import whiten
@@ -167,7 +167,7 @@ def test_where_train_has_not_the_classes_of_test_the_table_has_what_decides(unse
     test = test._replace(labels=torch.where(labels < unseen, labels + 100, labels % 4))
     sets = {"ssl": (train, test), "pixels": (noise_of(train), noise_of(test))}
     leaked = test.ids[:7].numpy()
-    report = run_suite(sets, {}, leaked=leaked, leaked_by="by pixels")
+    report = run_suite(sets, {}, leaks=Leaks(leaked, "by pixels"))
     check_report(json.loads(json.dumps(report)))
     assert report["columns"] == ["Recall@1", "MAP@R"]
     inside = {r.metric: r for r in retrieval(test, test, exclude_same_id=True)}
@@ -402,7 +402,7 @@ def reports(planted):
     """The report without, and with, a look for leaks."""
     sets = {"ssl": planted}
     leaked = np.arange(LEAKED)
-    return run_suite(sets, {}), run_suite(sets, {}, leaked=leaked, leaked_by="by hand")
+    return run_suite(sets, {}), run_suite(sets, {}, leaks=Leaks(leaked, "by hand"))
 
 
 def row_of(report, column):
@@ -443,7 +443,7 @@ def test_each_number_is_that_of_a_test_without_them(planted, reports):
 
 
 def test_a_test_that_is_all_leaked_has_no_clean_number(planted):
-    report = run_suite({"ssl": planted}, {}, leaked=np.arange(160), leaked_by="by hand")
+    report = run_suite({"ssl": planted}, {}, leaks=Leaks(np.arange(160), "by hand"))
     assert all(row["clean_value"] is None for row in report["leakage"]["rows"])
     sentence = leakage_sentence(report["leakage"])
     assert sentence.startswith("160 of 160 test samples (100 %) have")
