@@ -3,7 +3,6 @@
 Built from the recipe, and refused where the recipe asks for what cannot be built.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,14 +59,8 @@ class Parts(PretrainingParts):
 
     @property
     def others(self) -> list[nn.Module]:
-        """What needs memory beside the model: the objective."""
+        """What else a step computes with: the objective."""
         return [self.loss]
-
-    def moved(self, model: Model, device: torch.device, dtype: torch.dtype) -> "Parts":
-        """Return the parts on a device, with this model, which is there already."""
-        augment = self.augment.to(device)
-        loss = self.loss.to(device, dtype)
-        return dataclasses.replace(self, augment=augment, model=model, loss=loss)
 
     def first_frozen(self) -> list[Backbone]:
         """Return the networks that tune.projector_first_steps keeps out of training."""

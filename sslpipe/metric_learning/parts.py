@@ -48,16 +48,10 @@ class FinetuningParts(TrainingParts):
         """What takes views alone."""
         return self.model.backbone
 
-    def moved(
-        self, model: MetricTask, device: torch.device, dtype: torch.dtype
-    ) -> "FinetuningParts":
-        """Return the parts on a device, with this model, which is there already."""
-        near = self.neighbours
-        return FinetuningParts(
-            augment=self.augment.to(device),
-            model=model,
-            neighbours=None if near is None else near.to(device, dtype),
-        )
+    @property
+    def others(self) -> list[nn.Module]:
+        """What else a step computes with: the table of near classes."""
+        return [] if self.neighbours is None else [self.neighbours]
 
     def first_frozen(self) -> list[nn.Module]:
         """Return the networks that tune.projector_first_steps keeps out of training."""

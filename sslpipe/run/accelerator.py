@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, cast
+from typing import Any, Generic, NamedTuple
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -120,22 +120,22 @@ class Placed(NamedTuple, Generic[PartsT]):
 
 
 def place(plan: Plan[PartsT], parts: PartsT) -> Placed[PartsT]:
-    """Move the parts to the device, and make model and optimizer ready to run there."""
+    """Move the parts to the device, in place, and make model and optimizer ready to run there."""
     recipe = plan.recipe
     precision = resolve_precision(recipe.optim.precision, training_device(recipe))
     accelerator = start_accelerator(recipe, precision)
     device = accelerator.device
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    # BatchNorms are over all processes
-    network = sync_batchnorm(parts.model.to(dtype=dtype), current_rank().world_size)
-    network = network.to(device).to(memory_format=torch.channels_last)
-    parts = parts.moved(network, device, dtype)
+    parts.augment.to(device)
+    for other in parts.others:
+        other.to(device, dtype)
+    model = parts.model.to(dtype=dtype)
+    sync_batchnorm(model, current_rank().world_size)  # BatchNorms are over all processes
+    model.to(device).to(memory_format=torch.channels_last)
     optimizer = plan.optimizer(parts)
-    model = parts.model
     if recipe.run.compile != "off":
         # a graph for each size of views: a resumed run, which may see one size, has the same graphs
-        compiled = torch.compile(parts.model, mode=recipe.run.compile, dynamic=False)
-        model = cast(nn.Module, compiled)
+        model = torch.compile(model, mode=recipe.run.compile, dynamic=False)
     with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate not yet
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         # never the data (it is cut by rank already), never the schedule (it would step W times)

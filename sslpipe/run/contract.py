@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ class Views(Protocol):
 
     def prepare(self, batch: Batch, *, seed: int, number: int) -> Batch:
         """Return the batch with its views planned, by a function of seed, number and ids."""
+
+    def to(self, device: torch.device) -> object:
+        """Compute on a device from here on."""
 
     def __call__(self, batch: Batch, *, dtype: torch.dtype) -> Tensor:
         """Make planned views: all first ones, then all second, (2B, C, S, S)."""
@@ -66,12 +69,8 @@ class TrainingParts(ABC):
 
     @property
     def others(self) -> Sequence[nn.Module]:
-        """What needs memory beside the model."""
+        """What else a step computes with, on the device and in the model's precision."""
         return []
-
-    @abstractmethod
-    def moved(self, model: Any, device: torch.device, dtype: torch.dtype) -> Self:
-        """Return the parts on a device, with this model, which is there already."""
 
     @abstractmethod
     def first_frozen(self) -> Sequence[nn.Module]:

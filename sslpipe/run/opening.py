@@ -25,10 +25,9 @@ from sslpipe.run.guard import StepGuard
 from sslpipe.run.health import Alarms
 from sslpipe.run.log import read_metrics
 from sslpipe.run.monitoring import Monitor
-from sslpipe.run.projector_first import ProjectorFirst
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.reporter import Reporter, RunLog
-from sslpipe.run.run import Run
+from sslpipe.run.run import ProjectorFirst, Run
 from sslpipe.run.stop import StopRequest
 from sslpipe.run.throughput import Meter
 

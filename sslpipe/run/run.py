@@ -4,13 +4,13 @@ The loops of `sslpipe.pretrain` and `sslpipe.metric_learning.finetune` show the 
 """
 
 import signal
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
 from sslpipe.data.pipeline import Batch
@@ -26,7 +26,6 @@ from sslpipe.run.guard import Decision, StepGuard
 from sslpipe.run.health import Alarms
 from sslpipe.run.log import is_due
 from sslpipe.run.monitoring import Monitor
-from sslpipe.run.projector_first import ProjectorFirst
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.reporter import Reporter
 from sslpipe.run.stop import FROM_A_KEYBOARD, StopRequest, note_stop, write_marker
@@ -57,6 +56,34 @@ class StepViews(NamedTuple):
 def halved(views: Tensor) -> Tensor:
     """Reduce views (V, C, S, S) to (V, C, S / 2, S / 2): each pixel is the mean of 2 x 2."""
     return avg_pool2d(views, 2)
+
+
+class ProjectorFirst:
+    """Keeps networks out of training in tune.projector_first_steps, and in eval mode.
+
+    What is frozen for good, see `sslpipe.models.tuning.freeze_layers`, stays so.
+
+    Args:
+        networks: Those of the run's weights, and of a momentum encoder.
+        steps: How many.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module], steps: int) -> None:
+        self._parameters = [p for net in networks for p in net.parameters() if p.requires_grad]
+        self._modules = [m for net in networks for m in net.modules() if m.training]
+        self._steps = steps
+        self._frozen = False
+
+    def begin(self, step: int) -> None:
+        """Prepare a step; call it before the step's forward."""
+        frozen = step < self._steps
+        if frozen == self._frozen:
+            return
+        for parameter in self._parameters:
+            parameter.requires_grad_(not frozen)
+        for module in self._modules:
+            module.training = not frozen
+        self._frozen = frozen
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

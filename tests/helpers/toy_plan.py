@@ -31,6 +31,9 @@ class Corners:
     def prepare(self, batch, *, seed, number):
         return batch
 
+    def to(self, device):
+        return self
+
     def __call__(self, batch, *, dtype):
         view = batch.images[:, :, : self.crop_px, : self.crop_px].to(dtype) / 255
         return torch.cat([view, view])
@@ -66,10 +69,6 @@ class Parts(PretrainingParts):
         self.model = Linear()
         self.model(torch.zeros(2, 3, 8, 8))
         self.loss = Length()
-
-    def moved(self, model, device, dtype):
-        self.model = model
-        return self
 
     def first_frozen(self):
         return [self.model.backbone]

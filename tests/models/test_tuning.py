@@ -19,7 +19,7 @@ from sslpipe.optim.optimizers import OPTIMIZERS
 from sslpipe.optim.step import ramp_at, set_lr
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.recipe.sections import Tune
-from sslpipe.run.projector_first import ProjectorFirst
+from sslpipe.run.run import ProjectorFirst
 from tests.helpers.exports import trained
 from tests.helpers.optimizers import build_optimizer
 from tests.helpers.runs import ROOT, assert_same_weights
