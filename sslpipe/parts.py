@@ -3,7 +3,7 @@
 Built from the recipe, and refused where the recipe asks for what cannot be built.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def build_loss(recipe: Recipe, teacher: TeacherFeatures | None = None) -> Object
         teacher: What `open_teacher` gave; without it [teacher] is taken to hold no sample.
 
     Raises:
-        RecipeError: It learns from a teacher and there is none, or the other way round; or a rule
+        RecipeError: It learns from a teacher and there is none, or the other way round; or one
             of LOSS_REFUSALS applies.
     """
     kind = recipe.loss.kind
@@ -151,48 +151,47 @@ def build_loss(recipe: Recipe, teacher: TeacherFeatures | None = None) -> Object
             group_columns=len(masks),
             teacher=teacher or nobody,
         )
-    for rule in LOSS_REFUSALS:
-        for reason in rule(recipe, loss_fn):
-            raise RecipeError(reason)
+    for refuse in LOSS_REFUSALS:
+        refuse(recipe, loss_fn)
     return loss_fn
 
 
-def has_weights_of_its_own(recipe: Recipe, loss_fn: Objective) -> Iterator[str]:
+def has_weights_of_its_own(recipe: Recipe, loss_fn: Objective) -> None:
     """Refuse an objective with weights, which nothing would train."""
     learned = [name for name, weight in loss_fn.named_parameters() if weight.requires_grad]
     if learned:
-        yield (
+        raise RecipeError(
             f"loss.kind = {recipe.loss.kind!r} has weights of its own ({', '.join(learned)}), and "
             "the optimizer has only those of encoder and projector, so they would keep their first "
             "values; make them settings, or buffers that the objective changes itself"
         )
 
 
-def batch_is_too_small(recipe: Recipe, loss_fn: Objective) -> Iterator[str]:
+def batch_is_too_small(recipe: Recipe, loss_fn: Objective) -> None:
     """Refuse a data.batch_size that leaves an objective with negatives without any."""
     batch = recipe.data.batch_size
     if loss_fn.negatives_per_anchor(batch + 1) > 0 and loss_fn.negatives_per_anchor(batch) == 0:
-        yield (
+        raise RecipeError(
             f"data.batch_size = {batch} leaves loss.kind = {recipe.loss.kind!r} without negatives; "
             f"use {batch + 1} or more"
         )
 
 
-def masks_no_negatives(recipe: Recipe, loss_fn: Objective) -> Iterator[str]:
+def masks_no_negatives(recipe: Recipe, loss_fn: Objective) -> None:
     """Refuse [pairs] that masks negatives with an objective that cannot."""
     has_negatives = loss_fn.negatives_per_anchor(recipe.data.batch_size) > 0
     masks = recipe.pairs.masks if recipe.pairs else ()
     if masks and has_negatives and not loss_fn.takes_groups:
-        yield (
+        raise RecipeError(
             f"loss.kind = {recipe.loss.kind!r} takes no groups, so that [pairs] cannot keep images "
             "from being negatives; leave pairs.positive and pairs.never_negative out"
         )
 
 
-def has_no_momentum_encoder(recipe: Recipe, loss_fn: Objective) -> Iterator[str]:
+def has_no_momentum_encoder(recipe: Recipe, loss_fn: Objective) -> None:
     """Refuse an objective that compares keys of earlier steps without [momentum]."""
     if loss_fn.needs_momentum_encoder and recipe.momentum is None:
-        yield (
+        raise RecipeError(
             f"loss.kind = {recipe.loss.kind!r} compares queries with keys of earlier steps, which "
             "only a momentum encoder keeps alike; add a section [momentum], or momentum.start=0.999"
         )

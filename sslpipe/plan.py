@@ -28,6 +28,7 @@ from sslpipe.data.holdout import (
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.pairing import pairing_warnings, plan_pairs
+from sslpipe.errors import RecipeError
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start
@@ -44,13 +45,12 @@ from sslpipe.parts import (
 from sslpipe.planning.recipe_plan import RecipePlan
 from sslpipe.planning.rules import (
     backbone_is_slowed,
-    judge,
     network_takes_no_half_size,
     rate_is_unusual,
     stem_does_not_fit,
     weights_replace_the_backbone,
 )
-from sslpipe.planning.watch import can_choose, nothing_to_choose_by
+from sslpipe.planning.watch import can_choose, check_choice
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.contract import PretrainingPlan
 from sslpipe.run.gradient_cache import micro_batch_rows
@@ -141,7 +141,9 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
 
     def remarks(self, parts: Parts) -> list[str]:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
-        return judge(self, parts, refusals=REFUSALS, remarks=REMARKS)
+        for refuse in REFUSALS:
+            refuse(self, parts)
+        return [text for remark in REMARKS for text in remark(self, parts)]
 
     def groups(self, parts: Parts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
@@ -192,7 +194,7 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
 # why a plan cannot be carried out
 
 
-def no_image_has_a_negative(plan: Pretraining, parts: Parts) -> Iterator[str]:
+def no_image_has_a_negative(plan: Pretraining, parts: Parts) -> None:
     """Refuse ids, labels or columns by which all images of each planned batch are alike."""
     batch_size = plan.order.batch_size
     if not parts.negatives or max(parts.negatives) * batch_size > 0.25:  # less is rounding
@@ -208,7 +210,7 @@ def no_image_has_a_negative(plan: Pretraining, parts: Parts) -> Iterator[str]:
         settings.append(f"pairs.positive = {pairs.positive!r}")
     if pairs and pairs.never_negative:
         settings.append(f"pairs.never_negative = {pairs.never_negative!r}")
-    yield (
+    raise RecipeError(
         f"{' with '.join(settings) or f'data.split = {plan.split.name!r}'}: no image has a "
         f"negative in any of the planned batches of {batch_size}, as ids, labels or columns say "
         "that all are alike, and such a loss teaches nothing; train on images of two classes, name "
@@ -217,18 +219,18 @@ def no_image_has_a_negative(plan: Pretraining, parts: Parts) -> Iterator[str]:
     )
 
 
-def objective_cannot_learn_the_split(plan: Pretraining, parts: Parts) -> Iterator[str]:
+def objective_cannot_learn_the_split(plan: Pretraining, parts: Parts) -> None:
     """Refuse a split, or [pairs], that the objective itself refuses."""
     if reason := parts.loss.refuses(len(plan.split), paired=plan.pairing is not None):
-        yield f"loss.kind = {plan.recipe.loss.kind!r} {reason}"
+        raise RecipeError(f"loss.kind = {plan.recipe.loss.kind!r} {reason}")
 
 
-def nothing_chooses_the_best(plan: Pretraining, parts: Parts) -> Iterator[str]:
+def nothing_chooses_the_best(plan: Pretraining, parts: Parts) -> None:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide."""
     labels = plan.split.labels_of(plan.watched)
     settings, scores_knn = advised_holdout(plan)
     remedy = f"{f'set {settings}' if scores_knn else 'hold some out'}, or leave it out"
-    yield from nothing_to_choose_by(plan.recipe.run, labels, views=True, remedy=remedy)
+    check_choice(plan.recipe.run, labels, views=True, remedy=remedy)
 
 
 REFUSALS = (

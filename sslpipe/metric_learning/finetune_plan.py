@@ -40,13 +40,12 @@ from sslpipe.models.backbones import backbone_settings
 from sslpipe.planning.recipe_plan import RecipePlan
 from sslpipe.planning.rules import (
     backbone_is_slowed,
-    judge,
     network_takes_no_half_size,
     rate_is_unusual,
     stem_does_not_fit,
     weights_replace_the_backbone,
 )
-from sslpipe.planning.watch import can_choose, nothing_to_choose_by
+from sslpipe.planning.watch import can_choose, check_choice
 from sslpipe.recipe.sections import RunConfig
 from sslpipe.run.health import Alarms
 
@@ -119,7 +118,9 @@ class Finetuning(RecipePlan[FinetuningParts]):
 
     def remarks(self, parts: FinetuningParts) -> list[str]:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
-        return judge(self, parts, refusals=REFUSALS, remarks=REMARKS)
+        for refuse in REFUSALS:
+            refuse(self, parts)
+        return [text for remark in REMARKS for text in remark(self, parts)]
 
     def groups(self, parts: FinetuningParts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
@@ -292,13 +293,13 @@ def with_backbone(
 # why a plan cannot be carried out
 
 
-def nothing_chooses_the_best(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
+def nothing_chooses_the_best(plan: Finetuning, parts: FinetuningParts) -> None:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide."""
     labels = plan.split.labels_of(plan.held_out.ids)
     remedy = f"set {choosing_nothing(plan.recipe.run)}"
     if plan.recipe.data.validation_classes != "auto":  # which has looked for some
         remedy = f"raise data.validation_classes, or {remedy}"
-    yield from nothing_to_choose_by(plan.recipe.run, labels, views=False, remedy=remedy)
+    check_choice(plan.recipe.run, labels, views=False, remedy=remedy)
 
 
 REFUSALS = (nothing_chooses_the_best, network_takes_no_half_size)

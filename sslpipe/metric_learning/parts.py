@@ -1,6 +1,5 @@
 """What a fine-tuning trains: backbone, losses, miner and queue; built from the recipe."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,12 +83,11 @@ def build_task(
     """Build backbone, losses, miner and queue; random weights are drawn from recipe.seed.
 
     Raises:
-        RecipeError: A rule of TASK_REFUSALS applies, or a part refuses its settings.
+        RecipeError: One of TASK_REFUSALS applies, or a part refuses its settings.
     """
     assert recipe.backbone is not None
-    for rule in TASK_REFUSALS:
-        for reason in rule(recipe, num_classes):
-            raise RecipeError(reason)
+    for refuse in TASK_REFUSALS:
+        refuse(recipe, num_classes)
     torch.manual_seed(recipe.seed)
     with within_memory("[backbone]"):
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
@@ -115,17 +113,17 @@ def build_task(
     return task
 
 
-def one_class(recipe: FinetuneRecipe, num_classes: int) -> Iterator[str]:
+def one_class(recipe: FinetuneRecipe, num_classes: int) -> None:
     """Refuse a run on a single class: nothing is ever compared with another one."""
     if num_classes < 2:
-        yield (
+        raise RecipeError(
             f"sampler.classes_per_batch = {recipe.sampler.classes_per_batch}: there is one class "
             "to train on, so that no image has a negative; train on two classes or more, or lower "
             "data.validation_classes"
         )
 
 
-def batches_of_one_class(recipe: FinetuneRecipe, num_classes: int) -> Iterator[str]:
+def batches_of_one_class(recipe: FinetuneRecipe, num_classes: int) -> None:
     """Refuse batches of one class with a loss that compares their rows.
 
     Heads compare with the weights of all classes, a queue brings rows of earlier batches.
@@ -138,29 +136,29 @@ def batches_of_one_class(recipe: FinetuneRecipe, num_classes: int) -> Iterator[s
         return
     for loss in (recipe.loss, *(term.loss for term in recipe.also)):
         if loss.kind in METRIC_LOSSES and loss.kind != "pml":  # it may have weights of classes
-            yield (
+            raise RecipeError(
                 f"sampler.classes_per_batch = 1: loss.kind = {loss.kind!r} then has no "
                 "negatives; use 2 or more, or set sampler.random_images"
             )
 
 
-def branches_without_a_share(recipe: FinetuneRecipe, num_classes: int) -> Iterator[str]:
+def branches_without_a_share(recipe: FinetuneRecipe, num_classes: int) -> None:
     """Refuse loss.shares that are not one for each branch of the embedding."""
     branches = len(recipe.embedding.taps) + 1
     for loss in (recipe.loss, *(term.loss for term in recipe.also)):
         shares = getattr(loss, "shares", ())  # of "hdc"
         if branches > 1 and shares and len(shares) != branches:
-            yield (
+            raise RecipeError(
                 f"embedding.taps makes {branches} branches, and loss.shares = {list(shares)} are "
                 f"of {len(shares)}; give a share for each branch"
             )
 
 
-def head_with_a_miner_or_a_queue(recipe: FinetuneRecipe, num_classes: int) -> Iterator[str]:
+def head_with_a_miner_or_a_queue(recipe: FinetuneRecipe, num_classes: int) -> None:
     """Refuse [miner] and [queue] beside a head alone, which has no pairs."""
     for key, part in (("miner", recipe.miner), ("queue", recipe.queue)):
         if part is not None and recipe.loss.kind in HEADS and not recipe.also:
-            yield (
+            raise RecipeError(
                 f"loss.kind = {recipe.loss.kind!r} compares rows with weights, so [{key}] has "
                 "nothing to do; leave it out"
             )

@@ -1,10 +1,9 @@
-"""Rules over a plan: why it cannot be carried out, and what a user should know before it is.
+"""Why a plan of any kind cannot be carried out, and what a user should know before it is.
 
-Each kind of plan lists its own beside the shared ones below.
+Each kind lists these beside its own: refusals raise RecipeError, remarks yield texts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator
 
 from sslpipe.errors import RecipeError
 from sslpipe.models.stems import stem_warning
@@ -13,38 +12,10 @@ from sslpipe.optim.parameter_groups import rate_warning
 from sslpipe.planning.memory import saved_bytes
 from sslpipe.run.contract import PartsT, Plan
 
-PlanT = TypeVar("PlanT")
-Rule = Callable[[PlanT, PartsT], Iterable[str]]  # yields a text where it applies
-
-
-def judge(
-    plan: PlanT,
-    parts: PartsT,
-    *,
-    refusals: Sequence[Rule[PlanT, PartsT]],
-    remarks: Sequence[Rule[PlanT, PartsT]],
-) -> list[str]:
-    """Refuse a plan by the first rule of `refusals` that applies; list what `remarks` say.
-
-    Args:
-        plan: What is judged.
-        parts: What it built.
-        refusals: Rules that say why the plan cannot be carried out.
-        remarks: Rules that say what the user should know.
-
-    Raises:
-        RecipeError: A refusal applies.
-    """
-    for rule in refusals:
-        for reason in rule(plan, parts):
-            raise RecipeError(reason)
-    return [text for rule in remarks for text in rule(plan, parts)]
-
-
 # why no plan can be carried out
 
 
-def network_takes_no_half_size(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
+def network_takes_no_half_size(plan: Plan[PartsT], parts: PartsT) -> None:
     """Refuse an augment.half_size_share with a network that is made for one size of views."""
     if not plan.half_size_steps:
         return
@@ -58,10 +29,10 @@ def network_takes_no_half_size(plan: Plan[PartsT], parts: PartsT) -> Iterator[st
             channels=len(plan.index.image_type.channels),
         )
     except RecipeError as error:
-        yield (
+        raise RecipeError(
             f"augment.half_size_share needs a network that takes views of {half_px} px as well as "
             f"of augment.crop_px; leave it out, or use a convolutional network: {error}"
-        )
+        ) from error
 
 
 # what a user should know of any kind of plan

@@ -1,11 +1,10 @@
 """Whether a run's evaluations can tell which of its weights are better, and by which number."""
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.subsets import with_a_partner
+from sslpipe.errors import RecipeError
 from sslpipe.recipe.sections import RunConfig
 from sslpipe.run.best import LABELLED, TITLES, UNLABELLED
 
@@ -47,10 +46,8 @@ def watch_text(config: RunConfig, labels: NDArray[np.int64], *, views: bool) -> 
     return f"{title} ({held}, every {config.monitor_steps:,} steps); the {kept} weights are kept"
 
 
-def nothing_to_choose_by(
-    config: RunConfig, labels: NDArray[np.int64], *, views: bool, remedy: str
-) -> Iterator[str]:
-    """Yield why no evaluation of a run could decide its run.keep or run.patience.
+def check_choice(config: RunConfig, labels: NDArray[np.int64], *, views: bool, remedy: str) -> None:
+    """Raise RecipeError where no evaluation of a run could decide its run.keep or run.patience.
 
     Args:
         config: The recipe's [run].
@@ -62,6 +59,6 @@ def nothing_to_choose_by(
     if config.keep != "best" and not config.patience:
         return
     if not config.monitor_steps:
-        yield f"{setting} needs evaluations to choose by; set run.monitor_steps"
-    elif not can_choose(labels, views=views):
-        yield f"{setting} has no held-out images to choose by; {remedy}"
+        raise RecipeError(f"{setting} needs evaluations to choose by; set run.monitor_steps")
+    if not can_choose(labels, views=views):
+        raise RecipeError(f"{setting} has no held-out images to choose by; {remedy}")

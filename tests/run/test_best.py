@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import warnings
 from pathlib import Path
@@ -15,14 +14,14 @@ from safetensors.torch import load_file
 
 import sslpipe.api
 from sslpipe.data.index import load_index
-from sslpipe.errors import CheckpointError, UserError
+from sslpipe.errors import CheckpointError, RecipeError, UserError
 from sslpipe.evaluation.feature_files import load_embeddings
 from sslpipe.evaluation.verdict import unfinished
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.named import open_init
 from sslpipe.export.start import Start
 from sslpipe.files import json_text, parse_json, read_lines
-from sslpipe.planning.watch import nothing_to_choose_by
+from sslpipe.planning.watch import check_choice
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.recipe.sections import RunConfig
 from sslpipe.run.best import Best
@@ -150,12 +149,11 @@ def test_without_labels_the_recall_of_the_other_view_decides_to_the_last():
 )
 def test_what_no_evaluation_could_decide_is_refused(settings, views, labels, expected):
     config, labels = RunConfig(**settings), np.array(labels)
-    (reason,) = nothing_to_choose_by(config, labels, views=views, remedy="set it")
-    assert re.search(expected, reason)
-    none = np.zeros(0, np.int64)
-    assert not [*nothing_to_choose_by(RunConfig(monitor_steps=0), none, views=False, remedy="")]
+    with pytest.raises(RecipeError, match=expected):
+        check_choice(config, labels, views=views, remedy="set it")
+    check_choice(RunConfig(monitor_steps=0), np.zeros(0, np.int64), views=False, remedy="")
     for labels in ([-1, -1], [0, 0, 0], [0, 1, 2]):  # the recall of other views decides
-        assert not [*nothing_to_choose_by(KEEP, np.array(labels), views=True, remedy="")]
+        check_choice(KEEP, np.array(labels), views=True, remedy="")
 
 
 @pytest.mark.promise(15)
