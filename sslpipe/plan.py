@@ -31,7 +31,7 @@ from sslpipe.data.pairing import pairing_warnings, plan_pairs
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.saved import SavedBackbone
-from sslpipe.export.start import Start
+from sslpipe.export.start import Start, with_init
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.losses.planned import planned_negatives
 from sslpipe.models.momentum import MomentumPair, momentum_at
@@ -103,7 +103,8 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
         index.check_files(split.name)
         start = Start.find(named, index, run_dir)
         not_used = start.remark(recipe)
-        recipe = with_holdout(start.resolve(recipe, index), split).with_outputs(len(split))
+        recipe = with_init(recipe, start.weights, index)
+        recipe = with_holdout(recipe, split).with_outputs(len(split))
         order = plan_order(recipe, index)
         recipe = recipe.resolved(order.steps_per_epoch)
         watched = holdout_ids(recipe, split)

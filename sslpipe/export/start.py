@@ -108,12 +108,8 @@ class Start:
         except OSError as error:
             raise UserError(explain_file_error(error, folder)) from error
 
-    def resolve(self, recipe: RecipeT, index: DatasetIndex) -> RecipeT:
-        """Return the recipe with backbone, hash and views of these weights: see `with_init`."""
-        return with_init(recipe, self.weights, index)
-
     def view(self, recipe: RunRecipe, index: DatasetIndex, crop_px: int) -> EvalView:
-        """Return the view of the run's evaluations; the recipe is one of `resolve`.
+        """Return the view of the run's evaluations; the recipe is one of `with_init`.
 
         It has the training's mean and std, and its crop or tune.eval_crop_px. Started from
         weights, it resizes as they are used to.

@@ -237,7 +237,7 @@ def test_training_from_an_export_of_a_join_takes_its_first_part(files, index, tm
         assert given.config.weights_sha256 == part.config.weights_sha256
         assert given.view.config() == part.view.config()
         start = Start.find(given, index)
-        resolved = start.resolve(recipe, index)
+        resolved = with_init(recipe, given, index)
         assert resolved.tune.eval_crop_px == 96
         assert start.view(resolved, index, 32).crop_px == 96
         assert "96 px" in start.describe(resolved.tune)  # says which part
