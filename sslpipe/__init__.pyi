@@ -19,7 +19,7 @@ from .evaluation.arrays import linear_probe as linear_probe
 from .evaluation.arrays import retrieval as retrieval
 from .evaluation.arrays import verification as verification
 from .export.load import load_backbone as load_backbone
-from .export.whiten import whiten as whiten
+from .export.whitening import whiten as whiten
 from .export.write import export_backbone as export_backbone
 from .losses import DCLLoss as DCLLoss
 from .losses import HardNegativeLoss as HardNegativeLoss

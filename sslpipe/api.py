@@ -35,9 +35,9 @@ from sslpipe.registry.plugins import made_with
 from sslpipe.run.checkpoint_files import damage_of, newest, read_state
 from sslpipe.run.console import say_last
 from sslpipe.run.contract import Plan
+from sslpipe.run.description import plugins_of
 from sslpipe.run.launcher import launched_processes
 from sslpipe.run.recorded import check_run, load_recipe_or_run, report_file, start_of
-from sslpipe.run.records import plugins_of
 from sslpipe.run.stop import reported_refusal
 
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ def write_report(
     say = say or (lambda text: None)
     stage = stage or (lambda text: None)
     from sslpipe.report.compare import build_comparison, names_apart
-    from sslpipe.report.run import read_run
+    from sslpipe.report.run_files import read_run
     from sslpipe.report.run_page import build_page, searched_split, shown_split
 
     given = run_dirs if isinstance(run_dirs, list | tuple) else [run_dirs]

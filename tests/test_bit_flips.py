@@ -33,7 +33,7 @@ from sslpipe.evaluation.table import run_suite
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
 from sslpipe.files import append_lines
-from sslpipe.report.run import read_run
+from sslpipe.report.run_files import read_run
 from sslpipe.report.run_page import build_page
 from sslpipe.run.status import render, status
 from tests.helpers import finetunes, runs

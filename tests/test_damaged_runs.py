@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.files import append_lines
-from sslpipe.report.run import read_run
+from sslpipe.report.run_files import read_run
 from sslpipe.report.run_page import build_page
 from sslpipe.run.lock import RunLock
 from sslpipe.run.reporter import RunLog

@@ -10,9 +10,9 @@ import torch
 
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.export.model import FrozenBackbone
+from sslpipe.metric_learning.finetune_parts import build_task
 from sslpipe.metric_learning.finetune_plan import with_backbone
 from sslpipe.metric_learning.heads import HEADS
-from sslpipe.metric_learning.parts import build_task
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.stems import stem_warning

@@ -14,7 +14,7 @@ from sslpipe.errors import counted, one_line
 if TYPE_CHECKING:
     from sslpipe.data.index import Manifest
     from sslpipe.sharding.build import Built
-    from sslpipe.sharding.report import Report
+    from sslpipe.sharding.build_report import Report
 
 OutFolder = Annotated[Path, argument("The data set's folder.")]
 Workers = Annotated[int, option("Threads; the files do not depend on them.", min=1)]
@@ -133,7 +133,7 @@ def print_built(out: Path, built: "Built") -> None:
 
 def print_report(folder: Path, manifest: "Manifest", report: "Report") -> None:
     """Print what became of the images, what was skipped, and what looks like a slip."""
-    from sslpipe.sharding.report import FILE
+    from sslpipe.sharding.build_report import FILE
 
     for line in report.lines():
         print(line)

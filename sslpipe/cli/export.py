@@ -124,7 +124,7 @@ def whiten(
         raise UserError(f"{model} holds no config.json; name the folder of an export")
     check_features([train])
 
-    from sslpipe.export.whiten import whiten
+    from sslpipe.export.whitening import whiten
 
     fitted = whiten(model, train, dims=dims, power=power, say=say)
     width, kept = fitted.projection.shape

@@ -111,7 +111,7 @@ def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Pat
     Raises: UserError where there is none.
     """
     from sslpipe.satellites import offered
-    from sslpipe.sharding.folder import walk
+    from sslpipe.sharding.image_folder import walk
     from sslpipe.sharding.sources import SUFFIXES, is_image
 
     suffixes = SUFFIXES
@@ -139,7 +139,7 @@ def find_named_images(
 
     `say` is called with what is skipped. Raises: UserError where there is none.
     """
-    from sslpipe.sharding.folder import walk
+    from sslpipe.sharding.image_folder import walk
     from sslpipe.sharding.sources import class_of
 
     below = walk(folder).folders if folder.is_dir() else []

@@ -45,7 +45,7 @@ def report(
 
     from sslpipe.api import write_report
     from sslpipe.cli.suite_output import print_suite
-    from sslpipe.report.run import read_run
+    from sslpipe.report.run_files import read_run
 
     with working("report") as stage:
         write_report(run_dirs, index, target, say=say, stage=stage)

@@ -148,7 +148,7 @@ def train(
     """
     from sslpipe.recipe.reading import load_recipe
     from sslpipe.registry.plugins import made_with
-    from sslpipe.run.records import plugins_of
+    from sslpipe.run.description import plugins_of
 
     with made_with(plugins_of(run_dir)):
         loaded = load_recipe(training.recipe, training.overrides or [])

@@ -32,7 +32,7 @@ from sslpipe.recipe.reading import parse_recipe
 from sslpipe.registry.plugins import made_with
 from sslpipe.registry.schema import SparseSettings, refusals
 from sslpipe.run.checkpoint_files import choose_checkpoint, read_state
-from sslpipe.run.records import DataDescription, plugins_of, read_description
+from sslpipe.run.description import DataDescription, plugins_of, read_description
 from sslpipe.weights.reader import read_weights
 from sslpipe.weights.source import HUBS, Source, fetch, parse_source
 

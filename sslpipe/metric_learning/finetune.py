@@ -10,11 +10,11 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import all_gather_rows, to_device
 from sslpipe.evaluation.label_free import effective_rank
 from sslpipe.metric_learning.classes import class_numbers
+from sslpipe.metric_learning.finetune_parts import FinetuningParts
 from sslpipe.metric_learning.finetune_plan import Finetuning
 from sslpipe.metric_learning.losses.metric_loss import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import LabelCounts, unit
-from sslpipe.metric_learning.model import MetricTask
-from sslpipe.metric_learning.parts import FinetuningParts
+from sslpipe.metric_learning.metric_task import MetricTask
 from sslpipe.metric_learning.sampling import pk_batches
 from sslpipe.run.opening import open_run
 from sslpipe.run.run import Run

@@ -28,7 +28,7 @@ from sslpipe.metric_learning.classes import (
     untrained_ids,
     watched_ids,
 )
-from sslpipe.metric_learning.parts import (
+from sslpipe.metric_learning.finetune_parts import (
     FinetuningParts,
     build_task,
     class_neighbours,

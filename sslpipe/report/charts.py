@@ -13,7 +13,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from sslpipe.report.page import number, render
-from sslpipe.report.run import RunFiles
+from sslpipe.report.run_files import RunFiles
 
 MOST_POINTS = 600  # of a line; more would not be seen on 300 px
 MOST_DOTS = 30  # of a line whose points are marked

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from sslpipe.files import Tree
 from sslpipe.report.page import NAMES, flat, html_page, render
 from sslpipe.report.result_tables import BASELINES, result_table, unfinished_text
-from sslpipe.report.run import RunFiles
+from sslpipe.report.run_files import RunFiles
 
 SAME_TEST = ("data_sha256", "split", "train_split")  # metadata that two results must share
 

@@ -15,7 +15,7 @@ from sslpipe.random import permutation
 from sslpipe.report.charts import MOST_NAMES, apart, class_colour, scatter
 from sslpipe.report.page import render
 from sslpipe.report.pictures import thumbnails
-from sslpipe.report.run import RunFiles
+from sslpipe.report.run_files import RunFiles
 
 EMBED = "sslpipe embed RUN --data DIR/dataset.json --split {0} --out RUN/features/{0}.safetensors"
 # of the points' images: half a megabyte of photos

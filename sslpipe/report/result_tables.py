@@ -16,7 +16,7 @@ from sslpipe.evaluation.verdict import (
 )
 from sslpipe.files import Tree
 from sslpipe.report.page import feature_title, percent, render
-from sslpipe.report.run import RunFiles
+from sslpipe.report.run_files import RunFiles
 
 BASELINES = ("pixels", "random")
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}

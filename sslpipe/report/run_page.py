@@ -30,7 +30,7 @@ from sslpipe.report.result_tables import (
     task_tables,
     unfinished_text,
 )
-from sslpipe.report.run import RunFiles
+from sslpipe.report.run_files import RunFiles
 
 NEEDS_RESULTS = Markup(
     "<p class='missing'>Needs eval.json: see <a href='#results'>Results</a>.</p>"

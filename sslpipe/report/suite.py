@@ -39,7 +39,7 @@ from sslpipe.evaluation.table import Leaks, check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES
 from sslpipe.export.load import FrozenBackbone, load_backbone, weights_text
 from sslpipe.files import json_text, parse_object, write_json
-from sslpipe.report.compared import Other, load_compared, table_of
+from sslpipe.report.other_networks import Other, load_compared, table_of
 from sslpipe.run.trackers import log_evaluation
 from sslpipe.satellites import offered
 

@@ -28,9 +28,9 @@ from sslpipe.random import hash_integers
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import requested
 from sslpipe.run.contract import PartsT, Plan
+from sslpipe.run.description import write_description
 from sslpipe.run.device import check_precision, resolve_precision, training_device
 from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
-from sslpipe.run.records import write_description
 
 _SHARDED = {  # what accelerate's launcher sets, and who would cut the model into parts
     "ACCELERATE_USE_FSDP": "FSDP",

@@ -12,9 +12,9 @@ from sslpipe.registry.plugins import describe_error, made_with
 from sslpipe.run.accelerator import deterministic_algorithms, start_processes
 from sslpipe.run.checkpoint_files import describe_newest
 from sslpipe.run.console import run_console, say_last
+from sslpipe.run.description import plugins_of
 from sslpipe.run.device import training_device
 from sslpipe.run.lock import take_lock
-from sslpipe.run.records import plugins_of
 from sslpipe.run.stop import restore_markers, write_failure, write_refusal
 from sslpipe.run.watchdog import Watchdog
 

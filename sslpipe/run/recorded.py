@@ -41,7 +41,7 @@ def load_recipe_or_run(path: Path, overrides: "Overrides") -> "RunRecipe":
     from sslpipe.files import Tree
     from sslpipe.recipe.reading import RECORDED, apply_overrides, load_recipe, parse_recipe
     from sslpipe.registry.plugins import made_with
-    from sslpipe.run.records import plugins_of, read_description
+    from sslpipe.run.description import plugins_of, read_description
 
     run_dir = recorded_in(path)
     if run_dir is None:

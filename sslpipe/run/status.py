@@ -23,6 +23,7 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.suite_file import read_suite
 from sslpipe.portable import read_regular
 from sslpipe.run.checkpoint_files import BestOf, best_of, checkpoint_names, newest
+from sslpipe.run.description import Outline, read_description
 from sslpipe.run.lock import holder_of
 from sslpipe.run.log import (
     bad_step_files,
@@ -34,7 +35,6 @@ from sslpipe.run.log import (
     unreadable_lines,
 )
 from sslpipe.run.recorded import check_run
-from sslpipe.run.records import Outline, read_description
 from sslpipe.run.stop import MARKERS, MOST_MARKER_BYTES
 from sslpipe.run.watchdog import read_heartbeats
 

@@ -20,8 +20,8 @@ from PIL import Image
 from sslpipe.portable import read_regular, write_atomically
 from sslpipe.recipe.sections import leaves
 from sslpipe.registry import Table
+from sslpipe.run.description import Outline, read_description
 from sslpipe.run.lock import holder_of
-from sslpipe.run.records import Outline, read_description
 
 ID_FILE = "tracker_id"
 

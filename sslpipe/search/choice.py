@@ -37,7 +37,7 @@ from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.flatten import why_unlabelled
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
-from sslpipe.export.whiten import flatten_backbone
+from sslpipe.export.whitening import flatten_backbone
 from sslpipe.export.write import export_backbone, export_model
 from sslpipe.files import Stored, json_text, read_json, write_json
 from sslpipe.portable import return_freed_memory, write_atomically

@@ -16,6 +16,15 @@ from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, PATH_COLUMN, Mani
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import one_at_a_time, write_atomically
 from sslpipe.sharding.arrays import Arrays, MakeSamples, Samples
+from sslpipe.sharding.build_report import (
+    Group,
+    Report,
+    check_classes,
+    group_kinds,
+    make_report,
+    merge_groups,
+    save_report,
+)
 from sslpipe.sharding.columns import (
     Columns,
     check_kinds,
@@ -35,15 +44,6 @@ from sslpipe.sharding.record import (
     is_held,
     merge_classes,
     open_manifest,
-)
-from sslpipe.sharding.report import (
-    Group,
-    Report,
-    check_classes,
-    group_kinds,
-    make_report,
-    merge_groups,
-    save_report,
 )
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions, SourceReader
 from sslpipe.sharding.writer import (

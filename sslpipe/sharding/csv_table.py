@@ -14,7 +14,7 @@ from pyarrow import csv, types
 from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError
 from sslpipe.portable import open_regular
-from sslpipe.sharding.report import Group
+from sslpipe.sharding.build_report import Group
 from sslpipe.sharding.sources import (
     Images,
     Row,

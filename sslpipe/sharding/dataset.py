@@ -17,7 +17,7 @@ from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.csv_table import Frame, frame_reader
 from sslpipe.sharding.gather import parse_pattern
 from sslpipe.sharding.in_memory import Rows, are_rows, reader_of
-from sslpipe.sharding.index import Indexed, check_columns, gather_tars, index_folder
+from sslpipe.sharding.index_tars import Indexed, check_columns, gather_tars, index_folder
 from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import SourceOptions, SourceReader, class_names
 from sslpipe.sharding.verify import Fault, verify_columns, verify_shard

@@ -16,7 +16,7 @@ from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.files import parse_object
 from sslpipe.portable import open_regular
-from sslpipe.sharding.report import group_kinds
+from sslpipe.sharding.build_report import group_kinds
 from sslpipe.sharding.sources import (
     Images,
     SourceOptions,

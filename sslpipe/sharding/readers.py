@@ -5,8 +5,8 @@ Others, such as CUB-200 or Market-1501, have a script each in tools/datasets, wh
 
 from sslpipe.registry import Table
 from sslpipe.sharding.csv_table import read_csv
-from sslpipe.sharding.folder import read_folder
 from sslpipe.sharding.idx import read_idx
+from sslpipe.sharding.image_folder import read_folder
 from sslpipe.sharding.parquet_table import read_parquet
 from sslpipe.sharding.sources import SourceReader
 from sslpipe.sharding.tars import read_tars

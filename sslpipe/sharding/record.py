@@ -17,7 +17,7 @@ from sslpipe.portable import (
     sha256_of,
     write_atomically,
 )
-from sslpipe.sharding.report import Group
+from sslpipe.sharding.build_report import Group
 
 FOLDER = ".build"
 

@@ -20,7 +20,7 @@ from sslpipe.data.index import BLOCK, IMAGE_SUFFIXES, ShardFile
 from sslpipe.data.storage import npy_bytes
 from sslpipe.errors import DataError
 from sslpipe.portable import sha256_of, write_atomically
-from sslpipe.sharding.report import Group, Tally
+from sslpipe.sharding.build_report import Group, Tally
 from sslpipe.sharding.sources import HEIC_SUFFIXES, SUFFIXES, open_file
 
 # webdataset 1.0.2 splits names like this (filters.py, base_plus_ext; tariterators.py, skip_meta)

@@ -24,8 +24,8 @@ from sslpipe.data.decode import MAX_BYTES, BadSample, read_encoded
 from sslpipe.data.storage import local_path, read_bytes
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import open_regular
+from sslpipe.sharding.build_report import Group, group_kinds
 from sslpipe.sharding.members import READS_AVIF, READS_HEIC
-from sslpipe.sharding.report import Group, group_kinds
 from sslpipe.sharding.split_names import split_of
 
 HEIC_SUFFIXES = (".heic", ".heif")  # read where pillow-heif is installed

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyarrow import compute, types
 
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.sharding.report import Group
+from sslpipe.sharding.build_report import Group
 from sslpipe.sharding.sources import SourceOptions
 
 ROW = "row"  # column of the rows of several images, for [pairs]

@@ -13,9 +13,9 @@ from sslpipe.data.index import IMAGE_SUFFIXES
 from sslpipe.data.storage import read_range
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.files import Tree
+from sslpipe.sharding.build_report import Group, group_lines, merge_groups
 from sslpipe.sharding.gather import read_json
-from sslpipe.sharding.index import find_tars
-from sslpipe.sharding.report import Group, group_lines, merge_groups
+from sslpipe.sharding.index_tars import find_tars
 from sslpipe.sharding.scan import Sample, scan_tar, unread
 from sslpipe.sharding.sources import (
     SUFFIXES,

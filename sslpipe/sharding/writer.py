@@ -34,6 +34,7 @@ from sslpipe.errors import DataError, counted, did_you_mean
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
 from sslpipe.sharding.arrays import Arrays, without_nan
+from sslpipe.sharding.build_report import UNSEEN, group_kinds
 from sslpipe.sharding.columns import Columns, find_groups, to_json
 from sslpipe.sharding.members import (
     downscale,
@@ -42,7 +43,6 @@ from sslpipe.sharding.members import (
     to_member,
 )
 from sslpipe.sharding.record import Done, Moments, Record
-from sslpipe.sharding.report import UNSEEN, group_kinds
 from sslpipe.sharding.scan import index_tar
 from sslpipe.sharding.sources import Images
 

@@ -40,7 +40,7 @@ from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
 from sslpipe.models.state import module_sha256
 from sslpipe.recipe.reading import load_recipe
-from sslpipe.report.compared import short_name
+from sslpipe.report.other_networks import short_name
 from tests.evaluation.test_knn import random_rows
 from tests.helpers import finetunes
 from tests.helpers.dataset import picture, write_dataset

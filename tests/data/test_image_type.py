@@ -19,7 +19,7 @@ from sslpipe.errors import DataError, RecipeError
 from sslpipe.recipe.identity import identity
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.report.pictures import thumbnails
-from sslpipe.sharding.index import Tars, index_folder
+from sslpipe.sharding.index_tars import Tars, index_folder
 from tests.helpers.batches import FIELDS, take
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.fuzz import NUMBERS, mutated

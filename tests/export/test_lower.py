@@ -24,7 +24,7 @@ from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export import onnx_files
 from sslpipe.export.onnx_files import Agreement, agreement, with_preprocessing
 from sslpipe.export.verify import OnnxSession
-from sslpipe.export.whiten import flatten_backbone
+from sslpipe.export.whitening import flatten_backbone
 from sslpipe.export.write import export_model
 from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import trained, tree

@@ -16,7 +16,7 @@ from sslpipe.evaluation.feature_files import load_embeddings, save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export import verify
 from sslpipe.export.load import load_backbone
-from sslpipe.export.whiten import flatten_backbone, whiten
+from sslpipe.export.whitening import flatten_backbone, whiten
 from sslpipe.export.write import export_model
 from sslpipe.portable import sha256_of
 from tests.helpers.exports import trained, tree

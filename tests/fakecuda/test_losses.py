@@ -83,7 +83,7 @@ def _twice(name: str, arguments: dict[str, Any], miner: str | None, device: str,
     """Value, gradient and counts of a loss in a fine-tuning's module; the second call is marked."""
     from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS
     from sslpipe.metric_learning.losses.pairwise import LabelCounts
-    from sslpipe.metric_learning.model import MetricTask
+    from sslpipe.metric_learning.metric_task import MetricTask
 
     torch.manual_seed(0)
     sizes = {"num_classes": 5, "dim": 6} if name in HEADS else {}

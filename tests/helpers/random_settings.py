@@ -43,9 +43,9 @@ from sslpipe.errors import UserError
 from sslpipe.kinds import run_kind
 from sslpipe.losses import LOSSES
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
+from sslpipe.metric_learning.finetune_parts import build_task, freeze_and_group
 from sslpipe.metric_learning.finetune_plan import with_backbone
 from sslpipe.metric_learning.heads import HEADS
-from sslpipe.metric_learning.parts import build_task, freeze_and_group
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models import backbones, limits
 from sslpipe.parts import build_loss, build_model

@@ -13,7 +13,7 @@ from PIL import Image
 
 from sslpipe.cli import app
 from sslpipe.data.index import load_index
-from sslpipe.sharding.report import FILE, Report
+from sslpipe.sharding.build_report import FILE, Report
 
 BUILD = ("--samples-per-shard", "8", "--name-pattern", "(?P<kind>[^/]+)/.*")  # of `write_photos`
 

@@ -14,14 +14,14 @@ from sslpipe.evaluation.embed import embed
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.export.write import export_backbone
-from sslpipe.metric_learning import neighbours
+from sslpipe.metric_learning import near_classes
 from sslpipe.metric_learning.classes import untrained_ids, validation_ids
+from sslpipe.metric_learning.finetune_parts import build_task
 from sslpipe.metric_learning.finetune_plan import with_backbone
-from sslpipe.metric_learning.parts import build_task
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.models.tuning import block_names
 from sslpipe.recipe.reading import load_recipe
-from sslpipe.report.run import read_run
+from sslpipe.report.run_files import read_run
 from sslpipe.report.run_page import build_page
 from sslpipe.run.checkpoint_files import choose_checkpoint
 from sslpipe.run.guard import StepGuard
@@ -124,7 +124,7 @@ def followed_in_rank(process, bad_step, *arguments):
     """Labels and rows of all ranks that each step taken gave to the means; one rank's views of
     bad_step are NaN. And what the guard keeps a copy of."""
     seen, kept = [], []
-    original, start, forward = neighbours.follow_means, StepGuard.__init__, FusedViews.forward
+    original, start, forward = near_classes.follow_means, StepGuard.__init__, FusedViews.forward
     calls = count()
 
     def recording(means, rows, labels, **others):
@@ -144,7 +144,8 @@ def followed_in_rank(process, bad_step, *arguments):
     def poisoned(self, batch, **given):
         return forward(self, batch, **given) * (float("nan") if next(calls) == bad_step else 1)
 
-    neighbours.follow_means, StepGuard.__init__, FusedViews.forward = recording, starting, poisoned
+    near_classes.follow_means = recording
+    StepGuard.__init__, FusedViews.forward = starting, poisoned
     finetune_in_rank(process, *arguments)  # this process ends with the call
     return seen, kept
 

@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 import torch
 
-from sslpipe.metric_learning.model import EmbeddingQueue
+from sslpipe.metric_learning.metric_task import EmbeddingQueue
 
 
 @pytest.mark.parametrize("rows", [(4,), (3, 5, 0, 1), (7,), (9, 2)])  # also more than it holds

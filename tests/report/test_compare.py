@@ -7,7 +7,7 @@ from pathlib import Path
 from sslpipe.evaluation.suite_file import read_suite
 from sslpipe.report.compare import merged, names_apart
 from sslpipe.report.result_tables import clear_best, result_table, table_lines, task_tables
-from sslpipe.report.run import RunFiles
+from sslpipe.report.run_files import RunFiles
 from tests.report.test_report import evaluation_of, row
 
 

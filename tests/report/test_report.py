@@ -43,7 +43,7 @@ from sslpipe.report.result_tables import (
     result_table,
     summary,
 )
-from sslpipe.report.run import read_run, without_places
+from sslpipe.report.run_files import read_run, without_places
 from sslpipe.report.run_page import confusion, header, searched_split, shown_split
 from tests.evaluation.test_verdict import compared
 from tests.helpers.dataset import picture, write_dataset

@@ -11,10 +11,10 @@ import pytest
 
 from sslpipe.data.reader import Quarantined
 from sslpipe.files import parse_object
+from sslpipe.run.description import write_description
 from sslpipe.run.lock import RunLock
 from sslpipe.run.log import read_metrics
 from sslpipe.run.quarantine import Quarantine
-from sslpipe.run.records import write_description
 from sslpipe.run.reporter import Reporter, RunLog
 from sslpipe.run.trackers import log_evaluation
 from tests.helpers.runs import ROOT

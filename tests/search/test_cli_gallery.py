@@ -15,7 +15,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.feature_files import save_embeddings
 from sslpipe.evaluation.flatten import Power
 from sslpipe.export.load import FrozenBackbone, load_backbone
-from sslpipe.export.whiten import whiten
+from sslpipe.export.whitening import whiten
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.search.gallery import Gallery
 

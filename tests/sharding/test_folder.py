@@ -14,8 +14,8 @@ from sslpipe.cli.terminal import progress, say, show, text_table
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index, manifest_text
 from sslpipe.errors import DataError
+from sslpipe.sharding.build_report import class_doubts
 from sslpipe.sharding.readers import SOURCES
-from sslpipe.sharding.report import class_doubts
 from sslpipe.sharding.sources import Images, SourceOptions
 from tests.helpers.shards import error_of, grey, read_all, report_of, run
 

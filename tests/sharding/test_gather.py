@@ -18,11 +18,11 @@ from sslpipe.data.columns import kind_of, numbers
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding.build import write_shards
+from sslpipe.sharding.build_report import FILE
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.gather import RawColumn, match_names, parse_pattern
-from sslpipe.sharding.index import Tars, check_columns, find_tars, index_folder
+from sslpipe.sharding.index_tars import Tars, check_columns, find_tars, index_folder
 from sslpipe.sharding.record import save_manifest
-from sslpipe.sharding.report import FILE
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions
 from sslpipe.sharding.verify import verify_columns
 from sslpipe.sharding.writer import MOST_TOGETHER, Layout

@@ -13,7 +13,7 @@ from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.sharding import scan
-from sslpipe.sharding.report import FILE, Report
+from sslpipe.sharding.build_report import FILE, Report
 from tests.helpers.shards import add, error_of, grey, grey_png, jpeg, run, tree, write_tar
 
 # names of members (an image's content is its place among them), and the samples: key -> (place of

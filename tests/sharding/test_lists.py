@@ -13,7 +13,7 @@ from pyarrow import parquet
 import sslpipe
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
-from sslpipe.sharding.report import FILE, Report
+from sslpipe.sharding.build_report import FILE, Report
 from tests.helpers.dataset import picture, png
 from tests.helpers.shards import error_of, run
 

@@ -19,7 +19,7 @@ from pyarrow import ipc, parquet
 from sslpipe.data.decode import MAX_BYTES
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
-from sslpipe.sharding.report import Report
+from sslpipe.sharding.build_report import Report
 from tests.helpers.shards import error_of, grey, grey_png, report_of, run
 
 

@@ -11,8 +11,8 @@ from sslpipe.errors import RecipeError
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.metric_learning import METRIC_LOSSES
 from sslpipe.metric_learning.heads import HEADS
-from sslpipe.metric_learning.model import EmbeddingQueue, MetricTask
-from sslpipe.metric_learning.neighbours import ClassNeighbours
+from sslpipe.metric_learning.metric_task import EmbeddingQueue, MetricTask
+from sslpipe.metric_learning.near_classes import ClassNeighbours
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.checkpointing import checkpoint_activations

@@ -25,12 +25,12 @@ from sslpipe.data.index import (
 )
 from sslpipe.data.storage import join
 from sslpipe.errors import DataError, shown
+from sslpipe.sharding.build_report import Group, Report, Tally, make_report, save_report
 from sslpipe.sharding.columns import paths_column, save_columns, side_by_side
 from sslpipe.sharding.gather import columns_of_tars
 from sslpipe.sharding.join_tars import built_paths, join_folders
 from sslpipe.sharding.measure import measure
 from sslpipe.sharding.record import merge_classes, open_manifest
-from sslpipe.sharding.report import Group, Report, Tally, make_report, save_report
 from sslpipe.sharding.scan import (
     BESIDE,
     index_tar,

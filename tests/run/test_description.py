@@ -4,9 +4,9 @@ import pytest
 
 from sslpipe.errors import UserError
 from sslpipe.files import Tree, append_lines, open_log, read_json, read_lines
-from sslpipe.run import records
+from sslpipe.run import description
+from sslpipe.run.description import read_description, write_description
 from sslpipe.run.log import SkippedLine
-from sslpipe.run.records import read_description, write_description
 
 TREES = {
     "recipe.json": {"name": "x", "steps": 8},
@@ -67,7 +67,7 @@ def test_no_flipped_bit_of_a_description_changes_what_is_read(name, tmp_path):
 def test_a_kill_between_two_files_leaves_a_description_that_is_read(tmp_path, monkeypatch):
     write_description(tmp_path, TREES)
     changed = {**TREES, "run.json": {"world": 2}, "recipe.json": {"name": "y", "steps": 8}}
-    write = records.write_atomically
+    write = description.write_atomically
     for killed_at in range(5):
         left = killed_at
 
@@ -79,7 +79,7 @@ def test_a_kill_between_two_files_leaves_a_description_that_is_read(tmp_path, mo
             write(path, text)
 
         with monkeypatch.context() as patch:
-            patch.setattr(records, "write_atomically", killed)
+            patch.setattr(description, "write_atomically", killed)
             try:
                 write_description(tmp_path, changed)
             except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sslpipe.data.decode import image_kind, other_kind
 from sslpipe.errors import DataError, counted, shown
-from sslpipe.sharding.report import group_kinds
+from sslpipe.sharding.build_report import group_kinds
 from sslpipe.sharding.sources import (
     HEIC_SUFFIXES,
     SENSOR_SUFFIXES,

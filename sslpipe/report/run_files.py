@@ -12,8 +12,8 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.suite_file import read_suite
 from sslpipe.files import Finite, Int64, Stored, Tree, read_lines
 from sslpipe.run.checkpoint_files import BestOf
+from sslpipe.run.description import DataDescription, RunDescription, read_description
 from sslpipe.run.log import NumbersLine, QuarantineLine, read_metrics, unreadable_lines
-from sslpipe.run.records import DataDescription, RunDescription, read_description
 from sslpipe.run.status import newest_best, saved_step
 from sslpipe.run.trackers import without_secrets
 
