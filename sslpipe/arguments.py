@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
-from sslpipe.errors import UserError, did_you_mean, shown
+from sslpipe.errors import UserError, check_list, did_you_mean, shown
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -112,16 +112,13 @@ def _checked_value(name: str, value: Any, known: tuple[Any, TypeAdapter[Any]]) -
     # pydantic takes True for 1, and "5" for 5: here a slip, in a list, too
     if not _is_list(hint):
         _check_kind(name, value, hint)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for place, each in enumerate(value):
+    else:
+        check_list(value, name)
+        for place, each in enumerate(value if isinstance(value, Sequence) else ()):
             _check_kind(f"{name}[{place}]", each, get_args(hint)[0])
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        if _is_list(hint) and (isinstance(value, str) or not isinstance(value, Iterable)):
-            raise UserError(
-                f"{name} = {shown(value)} is not a list; give [{shown(value)}]"
-            ) from None
         places = [place for place in error.errors()[0]["loc"] if isinstance(place, int)]
         if _is_list(hint) and places:
             item = get_args(hint)[0]
