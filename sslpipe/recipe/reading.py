@@ -83,11 +83,13 @@ def read_tree(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             raw = file.read(MOST_BYTES + 1)
-        tree = _parse(raw.decode("utf-8"), str(path))
+        tree = _parse(raw.decode("utf-8-sig"), str(path))  # editors of Windows begin with a mark
     except RecipeError:
         raise
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not valid TOML: {error}; save it in UTF-8") from error
     except ValueError as error:
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
     apply_overrides(tree, overrides)

@@ -259,3 +259,13 @@ def test_a_missing_recipe_names_those_beside_it_and_no_toml_its_line(path):
     path.write_text("name = \n")
     with pytest.raises(RecipeError, match=r"not valid TOML.*line 1"):
         load_recipe(path)
+
+
+def test_a_recipe_of_an_editor_on_windows_is_the_same_and_no_utf_8_names_the_remedy(path):
+    expected = load_recipe(path)
+    text = path.read_text()
+    path.write_text(text, encoding="utf-8-sig", newline="\r\n")
+    assert load_recipe(path) == expected
+    path.write_text(text, encoding="utf-16")
+    with pytest.raises(RecipeError, match=r"not valid TOML.*save it in UTF-8"):
+        load_recipe(path)
