@@ -320,7 +320,7 @@ def started_by(*words: str | Path, **environment: str) -> list[str]:
 def test_each_task_of_an_array_builds_the_folder_of_its_line(tmp_path):
     path = stands_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
     lines = tmp_path / "my lines"
-    lines.write_bytes(b"--root '/a b'\r\n--source csv --csv b.csv\n--root it's\n")
+    lines.write_bytes(b"\xef\xbb\xbf--root '/a b'\r\n--source csv --csv b.csv\n--root it's\n")
     common = {"SSLPIPE_ROOT": str(ROOT), "SSLPIPE_VENV": "/none", "PATH": path}
     index = ["index", "my out/0", "my out/1", "--out", "my out"]
     task = [str(lines), "my out", "--seed", "3"]
@@ -383,7 +383,7 @@ def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
     ],
 )
 def test_an_options_value_cannot_become_another_line_or_command(name, value):
-    with pytest.raises(UserError, match=r"is not of the form|unknown option"):
+    with pytest.raises(UserError, match=r"is not of the form|give others to sbatch"):
         batch_script({name: value}, [])
 
 
@@ -420,6 +420,25 @@ def test_the_log_says_who_requeues_a_job_that_has_ended(tmp_path, state, restart
     )  # fmt: skip
     assert said in done.stdout, done
     assert ("requeue 5" in done.stdout) == (state == "RUNNING")
+
+
+def test_the_check_before_a_training_runs_in_the_sites_container(tmp_path):
+    site = tmp_path / "site.sh"
+    site.write_text("inside=(apptainer exec image.sif)\n")
+    calls = tmp_path / "calls"
+    run_dir = tmp_path / "run"
+    stands_in(tmp_path, "python", "exit 9")  # the node has no sslpipe
+    stands_in(tmp_path, "scontrol", "echo n1")
+    path = stands_in(tmp_path, "srun", f'echo "$*" >>{calls}; touch {run_dir}/DONE')
+    script = batch_script({}, ["a.toml", "--data", "d", f"--run-dir={run_dir}"], site)
+    script = script.replace(f"export PATH={sys.prefix}/bin:$PATH", "")
+    variables = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "n1"}
+    environment = {**os.environ, **variables, "PATH": path}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    check, train = calls.read_text().split("--kill-on-bad-exit=1 ")[1:]
+    assert check.startswith("apptainer exec image.sif python -m sslpipe check a.toml --data d\n")
+    assert train.startswith("apptainer exec image.sif bash -c")
 
 
 def test_the_scripts_are_valid_bash():

@@ -50,7 +50,10 @@ def batch_script(
     """
     for name, value in options.items():
         if name not in OPTIONS:
-            raise UserError(f"unknown option --{name}; known: {', '.join(sorted(OPTIONS))}")
+            raise UserError(
+                f"unknown option --{name}; known: {', '.join(sorted(OPTIONS))}; save the script, "
+                f"and give others to sbatch: sbatch --{name}=... SCRIPT"
+            )
         if not re.fullmatch(OPTIONS[name], value):
             raise UserError(f"--{name} {value!r} is not of the form {OPTIONS[name]}")
     lines = {**DEFAULTS, **options}

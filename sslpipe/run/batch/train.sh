@@ -33,8 +33,11 @@ give_up() {
 }
 ((idle <= SSLPIPE_MAX_IDLE_STARTS)) || give_up $((idle - 1))
 
-# A wrong recipe or missing data end here, in one line, before all nodes start.
-[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || python -m sslpipe check "${settings[@]}" >/dev/null
+# A wrong recipe or missing data end here, in one line, before all nodes start. By srun, too: a site's
+# container may be the only place that has sslpipe.
+[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] ||
+  srun --nodes=1 --ntasks=1 "${srun_options[@]}" ${inside[@]+"${inside[@]}"} \
+    python -m sslpipe check "${settings[@]}" >/dev/null
 
 gpus=${SLURM_GPUS_ON_NODE:-0}
 processes=$((gpus > 0 ? gpus : SSLPIPE_CPU_PROCESSES))
