@@ -229,7 +229,7 @@ def _is_tiff(start: bytes, name: str) -> bool:
 
 
 def _open_tiff(path: Path, pages: Pages, size: int) -> Planes:
-    """The first series of a TIFF, BigTIFF or OME-TIFF, at full size."""
+    """The images of a TIFF, BigTIFF or OME-TIFF, at full size."""
     import imagecodecs  # noqa: F401  # a codec that is missing would look like damage
     import tifffile
 
@@ -241,27 +241,81 @@ def _open_tiff(path: Path, pages: Pages, size: int) -> Planes:
         with suppress(IndexError):
             tiff.pages[MOST_PAGES]
             raise BadSample(f"more than {MOST_PAGES} pages, or a loop of them")
-        series = tiff.series[0]
-        key: Any = series.keyframe
-        axes = series.axes
-        shape = tuple(series.shape)
-        colours = key.photometric.name
-        is_inverted = pages.as_rgb8 and colours == "MINISWHITE"
-        is_luminance = colours == "YCBCR" and key.compression not in _JPEG
-        if colours not in _COLOURS or is_inverted or is_luminance:
-            raise BadSample(f"its colours are {colours}; save it as grey or RGB")
-        if key.axes not in _OF_PAGE or not axes.endswith(key.axes):
-            raise BadSample(f"its dimensions are {axes}, in pages of {key.axes}; save pages of YX")
-        is_mapped = series.dataoffset is not None  # uncompressed, in one piece
-        if is_mapped:
-            if series.dataoffset + math.prod(shape) * series.dtype.itemsize > size:
-                raise BadSample("is truncated: its pixels end beyond the file")
-            dtype = series.dtype.newbyteorder(tiff.byteorder)
-            get = _mapped(path=path, dtype=dtype, offset=series.dataoffset, shape=shape)
-        else:
-            get = _segmented(path, series, size)
-    planes = _arranged(axes=axes, shape=shape, dtype=series.dtype, get=get, pages=pages.pages)
-    return planes._replace(has_windows=is_mapped or key.is_tiled)
+        stack = _stack(tiff.series)
+        gets = [_get_of_series(path, tiff.byteorder, series, pages, size) for series in stack]
+        first = stack[0]
+        axes = first.axes
+        shape = tuple(first.shape)
+        dtype = first.dtype
+        has_windows = all(_is_mapped(each) or each.keyframe.is_tiled for each in stack)
+    get = gets[0]
+    if len(stack) > 1:
+        axes = f"Q{axes}"
+        shape = (len(stack), *shape)
+        get = _stacked(gets)
+    planes = _arranged(axes=axes, shape=shape, dtype=dtype, get=get, pages=pages.pages)
+    return planes._replace(has_windows=has_windows)
+
+
+def _stack(series: Sequence[Any]) -> list[Any]:
+    """Return the series that hold a file's images: many programs append each page as one more.
+
+    Masks and the smaller pictures of a slide are skipped.
+    """
+    first = series[0]
+    stack = [first]
+    for other in series[1:]:
+        page = other.keyframe
+        if (other.axes, other.shape, other.dtype) == (first.axes, first.shape, first.dtype):
+            stack.append(other)
+        elif not (page.is_reduced or page.is_mask or 4 * _px(other) < _px(first)):
+            raise BadSample(
+                f"holds images of {first.axes} {first.shape} {first.dtype} and of {other.axes} "
+                f"{other.shape} {other.dtype}; save each kind in a file of its own"
+            )
+    return stack
+
+
+def _px(series: Any) -> int:
+    return int(series.keyframe.imagelength * series.keyframe.imagewidth)
+
+
+def _is_mapped(series: Any) -> bool:
+    """Return whether its pixels lie uncompressed in one piece."""
+    return series.dataoffset is not None
+
+
+def _get_of_series(path: Path, byteorder: str, series: Any, pages: Pages, size: int) -> Get:
+    """Get from a series of pages of one shape."""
+    key = series.keyframe
+    colours = key.photometric.name
+    is_inverted = pages.as_rgb8 and colours == "MINISWHITE"
+    is_luminance = colours == "YCBCR" and key.compression not in _JPEG
+    if colours not in _COLOURS or is_inverted or is_luminance:
+        raise BadSample(f"its colours are {colours}; save it as grey or RGB")
+    if key.axes not in _OF_PAGE or not series.axes.endswith(key.axes):
+        raise BadSample(
+            f"its dimensions are {series.axes}, in pages of {key.axes}; save pages of YX"
+        )
+    if not _is_mapped(series):
+        return _segmented(path, series, size)
+    shape = tuple(series.shape)
+    if series.dataoffset + math.prod(shape) * series.dtype.itemsize > size:
+        raise BadSample("is truncated: its pixels end beyond the file")
+    dtype = series.dtype.newbyteorder(byteorder)
+    return _mapped(path=path, dtype=dtype, offset=series.dataoffset, shape=shape)
+
+
+def _stacked(gets: Sequence[Get]) -> Get:
+    """Get from arrays of one shape as from one array of them."""
+    numbers = np.arange(len(gets))
+
+    def get(at: tuple[Any, ...]) -> Array:
+        wanted = numbers[at[0]]
+        parts = [gets[k](at[1:]) for k in wanted.flat]
+        return np.reshape(parts, (*wanted.shape, *parts[0].shape))
+
+    return get
 
 
 _COLOURS = ("MINISBLACK", "MINISWHITE", "RGB", "YCBCR")

@@ -89,6 +89,27 @@ def dicom(name: str) -> Both:
     return lambda folder: by_pydicom(shipped(name)(folder))
 
 
+def appended(*images: np.ndarray, **options) -> Both:
+    """A TIFF to which a program adds an image at a time, so that each is a series of its own."""
+
+    def write(path: Path) -> None:
+        for pixels in images:
+            tifffile.imwrite(path, pixels, append=True, photometric="minisblack", **options)
+
+    return saved("a.tif", write, lambda _: np.stack(images))
+
+
+def positions(*images: np.ndarray) -> Both:
+    """An OME-TIFF of several fields of view."""
+
+    def write(path: Path) -> None:
+        with tifffile.TiffWriter(path, ome=True) as writer:
+            for pixels in images:
+                writer.write(pixels, metadata={"axes": "CYX"})
+
+    return saved("a.ome.tif", write, lambda _: np.stack(images))
+
+
 CS, ONE = ("--pages", "channels"), ("--pages", "samples")
 ZSTD = {"compression": "zstd", "tile": (32, 16)}
 GIVEN, CONTIG = {"planarconfig": "separate"}, {"planarconfig": "contig"}
@@ -110,6 +131,9 @@ FORMATS: dict[str, tuple[Both, str, tuple[str, ...]]] = {
     "tiff pages are images": (tif(numbers(7, 40, 50)), "1yx", ONE),
     "ome-tiff": (tif(numbers(2, 3, 40, 50), **OME), "c1yx", ONE),
     "ome-tiff tiles": (tif(numbers(2, 3, 40, 50), **OME, **ZSTD), "c1yx", ONE),
+    "tiff appended": (appended(*numbers(3, 40, 50)), "1yx", ONE),
+    "tiff appended tiles": (appended(*numbers(3, 40, 50), **ZSTD), "cyx", CS),
+    "ome-tiff positions": (positions(*numbers(3, 2, 40, 50)), "1cyx", ONE),
     "imagej": (tif(numbers(3, 2, 40, 50), **IMAGEJ), "1cyx", ONE),
     "all axes are channels": (tif(numbers(2, 3, 40, 50), **OME), "ccyx", CS),
     "bigtiff big-endian": (tif(numbers(40, 50), **BIG), "yx", ()),
@@ -412,6 +436,11 @@ def palette(name: str) -> Callable[[Path], object]:
     return lambda folder: Image.new("P", (9, 9)).save(folder / name)
 
 
+def of_sizes(folder: Path) -> None:
+    for height in (8, 9):
+        tifffile.imwrite(folder / "z.tif", numbers(height, 8), append=True)
+
+
 TILED = tif(numbers(100, 100), compression="zstd", tile=(32, 32))
 VOLUME = nifti(numbers(20, 30, 9, dtype="f4"), "z.nii.gz")
 # what is written beside good.tif, unless that is of another type; what is said
@@ -428,6 +457,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "complex": (array(np.ones((3, 3), "c8")), "neither integers nor"),
     "integers": (array(np.full((3, 3), 2**30, "u4")), "float32"),
     "palette": (palette("z.tif"), "its colours are PALETTE"),
+    "sizes": (of_sizes, "save each kind in a file of its own"),
+    "appended": (appended(numbers(20, 30), numbers(20, 30)), "say what they are: --pages"),
     "text": (lambda f: (f / "z.tif").write_text("no image"), "not an image of a known format"),
     "truncated volume": (halved("z.nii.gz", VOLUME), "z.nii-page"),
     "lossy dicom": (
