@@ -41,6 +41,7 @@ _PNG_BEGIN = b"\x89PNG\r\n\x1a\n"
 _PNG_TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 # of files that are named as images, or lie among them: place and beginning, and what that is
 _LOOKS: tuple[tuple[int, tuple[bytes, ...], str], ...] = (
+    (128, (b"DICM",), "a DICOM"),  # first: what is before may look like a TIFF
     (4, (b"ftypavif", b"ftypavis"), "an AVIF"),
     (4, (b"ftyphei", b"ftyphev", b"ftypmif1", b"ftypmsf1"), "a HEIC"),
     (4, (b"ftyp", b"moov", b"mdat"), "a video"),
@@ -463,8 +464,8 @@ def _oriented(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def other_kind(raw: Buffer) -> str | None:
-    """Return what a file is by its first 16 bytes, where `image_kind` does not know it."""
-    start = bytes(raw[:16])
+    """Return what a file is by its first 132 bytes, where `image_kind` does not know it."""
+    start = bytes(raw[:132])
     for place, begins, name in _LOOKS:
         if start[place:].startswith(begins):
             return name
@@ -473,7 +474,7 @@ def other_kind(raw: Buffer) -> str | None:
 
 def looks_like(raw: Buffer) -> str:
     """Return what bytes are that are no image, for a message."""
-    start = bytes(raw[:64])
+    start = bytes(raw[:132])
     if not start:
         return "it is empty"
     if start.lstrip()[:1] == b"<":

@@ -51,7 +51,11 @@ _UNREAD = {
     "unpack them": (".zip", ".rar", ".7z", ".gz", ".tgz", ".bz2", ".xz", ".zst"),
     "`sslpipe sensors build` reads them": SENSOR_SUFFIXES,
 }
-_IMAGES = ("a GIF", "a TIFF", "an AVIF", "a HEIC", "a JPEG XL")  # of `other_kind`
+# what `image_kind` and `other_kind` say of images -> the end of their names
+_NAMED = {
+    **{"jpg": ".jpg", "png": ".png", "webp": ".webp", "a GIF": ".gif", "a TIFF": ".tif"},
+    **{"a DICOM": ".dcm", "an AVIF": ".avif", "a HEIC": ".heic", "a JPEG XL": ".jxl"},
+}
 _TABLES = (".csv", ".tsv", ".jsonl", ".xlsx")  # --csv reads them, or says what does
 MOST_OPENED = 100  # files of a kind
 _PARTS = {"fold", "part", "batch", "set", "subset", "chunk"}  # of a data set, with a number
@@ -475,25 +479,27 @@ def _unread(root: Path, left_out: Sequence[Entry]) -> list[str]:
     hidden = {
         kind: image
         for kind, paths in by_kind.items()
-        if (image := next(filter(_holds_image, paths[:MOST_OPENED]), None))
+        if (image := next(filter(_end_of_name, paths[:MOST_OPENED]), None))
     }
     if hidden:
         count = sum(len(by_kind[kind]) for kind in hidden)
+        images = list(hidden.values())
+        ends = dict.fromkeys(map(_end_of_name, images))
         doubts.append(
             f"files of kinds that hold images by their first bytes: {count:,}, such as "
-            f"{shown(_below(root, next(iter(hidden.values()))))}; rename them to end in .jpg or "
-            ".png"
+            f"{shown(_below(root, images[0]))}; rename them to end in {' or '.join(ends)}"
         )
     return doubts
 
 
-def _holds_image(path: Path) -> bool:
+def _end_of_name(path: Path) -> str:
+    """Return how the name of an image should end; "" for another file."""
     try:
         with open_file(path) as file:
-            start = file.read(16)
+            start = file.read(132)
     except DataError:
-        return False
-    return image_kind(start) is not None or other_kind(start) in _IMAGES
+        return ""
+    return _NAMED.get(image_kind(start) or other_kind(start) or "", "")
 
 
 def _doubts(

@@ -75,6 +75,22 @@ def test_every_file_of_a_messy_folder_is_a_sample_or_is_counted(mess, tmp_path, 
     assert "rename" in hidden
 
 
+@pytest.mark.parametrize(
+    ("raw", "end"),
+    [
+        (bytes(128) + b"DICM", ".dcm"),  # as hospitals export them
+        (encoded("TIFF")[:128] + b"DICM", ".dcm"),
+        (encoded("TIFF"), ".tif"),  # slides are such
+        (encoded("WEBP"), ".webp"),
+    ],
+)
+def test_an_image_of_another_name_is_told_the_end_that_it_needs(tmp_path, capsys, raw, end):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "IM000001").write_bytes(raw)
+    said = error_of(capsys, "build", tmp_path / "out", "--root", tmp_path / "in")
+    assert said.endswith(f"rename them to end in {end}")
+
+
 def test_a_class_whose_disk_is_not_mounted_is_named(tmp_path, capsys):
     for name in ("fox", "owl"):
         (tmp_path / "in" / name).mkdir(parents=True)
