@@ -140,7 +140,21 @@ def _of_files(text: str, path: Path, kind: str | None = None) -> Source:
             f"{path} is an ONNX file, a program without named tensors; name the export or the "
             "weights that it was made from"
         )
+    if _is_of_library(path):  # its config.json says what the images are
+        path = path.parent
     return Source(text, "path", path, kind)
+
+
+def _is_of_library(file: Path) -> bool:
+    """Return whether a file is the weights of a folder that timm or transformers wrote."""
+    config = file.parent / "config.json"
+    if file.name not in PREFERRED or not config.is_file() or weights_file(file.parent) != file:
+        return False
+    check_file(config, MOST_JSON_BYTES)
+    try:
+        return bool(parse_object(config.read_bytes()).keys() & _OF_OTHERS)
+    except (OSError, ValueError):  # a file of another program
+        return False
 
 
 def _check_whole(path: Path) -> None:

@@ -45,6 +45,18 @@ def test_a_folder_of_timm_is_read_with_its_own_view(tmp_path, safe, word):
     assert sorted(init["unexpected"]) == ["head.bias", "head.weight"]
 
 
+def test_a_file_in_a_folder_of_timm_has_the_view_of_the_folder(tmp_path):
+    network = randomised(timm.create_model("resnet10t"))
+    network.pretrained_cfg = {**network.pretrained_cfg, "mean": (0.1, 0.2, 0.3)}
+    save_for_hf(network, tmp_path, safe_serialization=True)
+    file = tmp_path / "model.safetensors"
+    named = f"timm/resnet10t@{file}"
+    for source in (tmp_path, file, named):
+        assert load_backbone(source).config.view["mean"] == pytest.approx([0.1, 0.2, 0.3])
+    (tmp_path / "config.json").write_text('{"batch_size": 8}')  # of another program
+    assert load_backbone(named).config.view["mean"] != pytest.approx([0.1, 0.2, 0.3])
+
+
 def test_position_tables_are_resized_as_timm_does(tmp_path, monkeypatch):
     network = small_vit()
     path = saved(network.state_dict(), tmp_path)
