@@ -82,6 +82,11 @@ class Protocols:
                 "kNN and linear probes in the table: train has the classes of only "
                 f"{round(known * total):,} of {total:,} test samples"
             )
+        elif known < 1:
+            left_out.append(
+                f"kNN of {round((1 - known) * total):,} of {total:,} test samples, whose class "
+                "train lacks: it counts them as wrong"
+            )
         self._parts = [Part(KNN, partial(_knn_rows, self._neighbours()))] if known else []
         for n in (*LABELS_PER_CLASS, *FEWER_LABELS) if known else ():
             if self._measurable(n, f"kNN, {n} label{'s' * (n > 1)} per class"):

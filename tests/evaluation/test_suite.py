@@ -192,6 +192,18 @@ def test_where_train_has_not_the_classes_of_test_the_table_has_what_decides(unse
         assert f"{100 * inside['Recall@1'].value:.1f}" in page
 
 
+def test_test_samples_that_knn_cannot_get_right_are_counted():
+    train, test = pair()
+    labels = test.labels.clone()
+    labels[:7] = 100
+    for queries, expected in ((test, []), (test._replace(labels=labels), ["7 of 100"])):
+        report = run_suite({"ssl": (train, queries)}, {})
+        lacks = [text for text in report["left_out"] if "train lacks" in text]
+        assert [text[len("kNN of ") :][:8] for text in lacks] == expected
+        (knn,) = [r for r in report["rows"] if r["column"] == "kNN" and not r["whitened"]]
+        assert knn["queries"] == 100, "they are counted all the same"
+
+
 def printed(report):
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(suite_table(report))
