@@ -164,7 +164,8 @@ class Best:
         since = self.entry.since
         if step is None:
             return f"none of {since} evaluations had a number to choose by"
-        return f"no evaluation since step {step} was better by {self.entry.measure}"
+        better = "better" if self.entry.start_by_sample is None else "clearly better"
+        return f"no evaluation since step {step} was {better} by {self.entry.measure}"
 
 
 def clearly_more(ours: BySample, theirs: BySample) -> bool:

@@ -240,6 +240,8 @@ def test_an_evaluation_that_is_not_clearly_above_the_start_is_not_the_best():
     never = after(Best(KEEP))
     never.read_start({"holdout_map_at_r": 0.3}, start)
     assert "the start: no evaluation was clearly better" in never.choice
+    never.read(1, {"holdout_map_at_r": 0.4}, {**start, 10: start[10] + 10})  # by one sample
+    assert "since step 0 was clearly better" in str(never), "0.4 is better than 0.3"
 
 
 def saved(checkpoints, step, best=None):
