@@ -107,7 +107,7 @@ def answer(
         else:
             advice += (
                 f": it finds an image's other corner first in {best.score:.1%} of cases. One "
-                "network at two sizes has been the better guess, docs/graded.md: --px twice."
+                "network at two sizes, by --px twice, has been the better guess (docs/graded.md)."
             )
         return [advice, costs, f"Labels did not choose: {lacking}."]
     first = ranked[0]
@@ -220,8 +220,11 @@ def choice_page(
     above; `features` those of each candidate.
     """
     examples = []
-    ids = next(iter(features.values())).ids
-    queries = torch.from_numpy(permutation(len(ids), (seed, 1))[:QUERIES])
+    _, labels, ids = next(iter(features.values()))
+    order = torch.from_numpy(permutation(len(ids), (seed, 1)))
+    _, of_class, sizes = labels.unique(return_inverse=True, return_counts=True)
+    has_match = sizes[of_class][order] > 1
+    queries = order[has_match][:QUERIES] if has_match.any() else order[:QUERIES]
     shown = [ranked[place] for place in places[:MOST_ROWS]]
     for row in shown:
         rows = side_by_side(features, row.parts)

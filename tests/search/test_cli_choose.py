@@ -1,6 +1,7 @@
 """`sslpipe choose` answers on shards and folders, with labels and without, and says what fails."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -22,7 +23,8 @@ from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.named import open_init
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.search.candidates import labels_seen, sample_ids
-from sslpipe.search.ranking import SEEN, rank_with_labels
+from sslpipe.search.pages import choice_page
+from sslpipe.search.ranking import SEEN, Ranked, rank_with_labels
 from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import write_recipe
 from tests.helpers.runs import forget_accelerator
@@ -414,3 +416,17 @@ def test_a_run_that_kept_its_start_has_seen_no_labels_but_those_of_its_start(mod
         assert facts["step"] == (name == "trained")
         seen[name] = len(labels_seen([str(tmp_path / name)], load_index(data), "train"))
     assert seen["start"] == 0 < min(seen["trained"], seen["again"])
+
+
+def test_the_queries_of_the_page_have_an_image_of_their_class_to_find(tmp_path):
+    """Of twelve labelled images only two, at places 5 and 11, share a class; then none does."""
+    split = load_index(write_dataset(tmp_path, (12,), px=8)).split("train")
+    labels = torch.arange(12)
+    row = Ranked(parts=("net",), power=None, score=0.5, values={}, more={}, p=1.0)
+    for matched in (True, False):
+        labels[11] = 5 if matched else 11
+        features = {"net": Embeddings(torch.randn(12, 4), labels, torch.arange(12))}
+        page = choice_page(split, ["Use net."], ["features"], [["net"]], [row], [0], features)
+        queries = [int(text) for text in re.findall(r"<h3>sample (\d+)", page)]
+        assert (set(queries) == {5, 11}) == matched
+        assert len(queries) == (2 if matched else 8)
