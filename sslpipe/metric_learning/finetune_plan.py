@@ -206,10 +206,14 @@ def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) 
 def _fitting_samplers(
     recipe: FinetuneRecipe, index: DatasetIndex, split: Split, images: int
 ) -> Iterator[tuple[Sampler, int]]:
-    """Yield samplers of so many images a class that fit, most classes first, and their images."""
+    """Yield samplers of so many images a class that fit, most classes first, and their images.
+
+    Of fewer images a class there may be more classes: the batch stays as large as it was given.
+    """
     given = recipe.sampler
     group = given.neighbours + 1  # classes come in groups of so many
-    classes = given.classes_per_batch
+    classes = given.classes_per_batch * given.images_per_class // images
+    classes -= classes % group
     while classes >= max(2, group):
         size = {"classes_per_batch": classes, "images_per_class": images}
         fewer_classes = classes - group if classes <= FEW_CLASSES else classes // 2
