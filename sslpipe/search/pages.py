@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -221,10 +222,10 @@ def choice_page(
     """
     examples = []
     _, labels, ids = next(iter(features.values()))
-    order = torch.from_numpy(permutation(len(ids), (seed, 1)))
-    _, of_class, sizes = labels.unique(return_inverse=True, return_counts=True)
+    order = permutation(len(ids), (seed, 1))
+    _, of_class, sizes = np.unique(labels.numpy(), return_inverse=True, return_counts=True)
     has_match = sizes[of_class][order] > 1
-    queries = order[has_match][:QUERIES] if has_match.any() else order[:QUERIES]
+    queries = torch.from_numpy((order[has_match] if has_match.any() else order)[:QUERIES])
     shown = [ranked[place] for place in places[:MOST_ROWS]]
     for row in shown:
         rows = side_by_side(features, row.parts)
