@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sslpipe.cli.terminal import percent, print_table, say, show, text_table
 from sslpipe.evaluation.advice import advise
-from sslpipe.evaluation.result import measured_columns
+from sslpipe.evaluation.result import measured_columns, query_counts
 from sslpipe.evaluation.suite_file import features_name, own_name, with_own_name
 from sslpipe.evaluation.verdict import (
     RECALL,
@@ -63,9 +63,8 @@ def print_suite(report: dict[str, Any]) -> None:
 def suite_table(report: dict[str, Any]) -> Table:
     """Rows: features, plain and flattened. Columns: those of the report; percent and interval."""
     columns = measured_columns(report)
-    queries = next((row["queries"] for row in report["rows"] if row["column"] is not None), 0)
     what = "Shares" if RECALL in columns else "Top-1 accuracy"
-    title = f"{what} in %, 95 % interval; {queries} test samples"
+    title = f"{what} in %, 95 % interval; {query_counts(report, 'test samples')}"
     cells: dict[str, dict[str, str]] = {}
     for row in report["rows"]:
         line = cells.setdefault(features_name(row), {})

@@ -104,6 +104,18 @@ def measured_columns(evaluation: Mapping[str, Any]) -> list[str]:
     return [column for column in evaluation["columns"] if column in filled]
 
 
+def query_counts(evaluation: Mapping[str, Any], noun: str) -> str:
+    """Return of how many test samples the table is: "407 NOUN (linear: 337)" where columns differ.
+
+    A number that needs some rows of a class in train leaves out the queries of smaller classes.
+    """
+    counts = {row["column"]: row["queries"] for row in evaluation["rows"]}
+    columns = measured_columns(evaluation)
+    first = counts[columns[0]] if columns else 0
+    others = [f"{each}: {counts[each]:,}" for each in columns if counts[each] != first]
+    return f"{first:,} {noun}" + (f" ({', '.join(others)})" if others else "")
+
+
 def accuracy(
     protocol: str,
     predicted: NDArray[np.int64],

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from sslpipe.evaluation.advice import Advice, advise
-from sslpipe.evaluation.result import measured_columns
+from sslpipe.evaluation.result import measured_columns, query_counts
 from sslpipe.evaluation.verdict import (
     KNN,
     RECALL,
@@ -186,7 +186,7 @@ def result_table(evaluation: Tree) -> Markup:
         evaluation=evaluation,
         table=feature_table(table_lines(rows), measured_columns(evaluation)),
         measured="Top-1 accuracy in %" if top1 else "Shares in %",
-        queries=next((row["queries"] for row in rows if row["column"]), 0),
+        queries=query_counts(evaluation, "test images"),
         protocols=sorted(used, key=lambda each: (columns.index(each[0]), *each[1:])),
         compared=compared,
         several=len({each["features"] for each in compared}) > 1,

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 import sslpipe.api
 import sslpipe.pretrain
-from sslpipe.cli.suite_output import against_table
+from sslpipe.cli.suite_output import against_table, suite_table
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.advice import advise
@@ -288,6 +289,23 @@ def test_a_run_that_stopped_between_two_log_lines_is_shown_at_its_last_save(whol
     assert "held-out kNN, step 4 of 7" in text  # which is not the run's result
 
 
+def test_the_held_out_number_is_of_the_step_whose_weights_were_evaluated(whole):
+    run = read_run(whole.run_dir)
+    evals = [{"step": step, "holdout_knn": score} for step, score in ((0, 0.25), (4, 0.75))]
+    for step, expected in ((0, "kNN, step 0 of 825.0 %"), (5, "kNN, step 4 of 875.0 %")):
+        facts = {**run.facts, "step": step}
+        shown = run._replace(evals=evals, evaluation={**run.evaluation, "facts": facts})
+        assert expected in Page(header(shown)).text  # 25.0 % in the next cell
+
+
+def test_a_fine_tuning_does_not_claim_all_images_of_the_split(whole):
+    run = read_run(whole.run_dir)
+    sampler = {"classes_per_batch": 4, "images_per_class": 3, "random_images": 0}
+    said = Page(header(run._replace(recipe={**run.recipe, "sampler": sampler}))).text
+    assert "of held-out classes and of classes with fewer than 3" in said
+    assert "fewer than" not in Page(header(run)).text
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -527,6 +545,18 @@ def test_what_was_not_measured_is_a_sentence_and_leaks_are_told_with_what_lists_
     assert "<td>50.0</td><td>25.0 (20.0–30.0)</td><td>30</td>" in html
     assert "<code>sslpipe curate duplicates DATA --out DIR</code> lists the pairs" in html
     assert "`" not in html
+
+
+def test_a_column_of_fewer_test_images_says_how_many():
+    rows = [row("ssl", 0.5, 0.4, 0.6), row("ssl", 0.5, 0.4, 0.6, column="linear")]
+    evaluation = evaluation_of(*rows) | {"columns": ["kNN", "linear"]}
+    total = rows[0]["queries"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    for fewer, text in ((total, ""), (337, " (linear: 337)")):
+        rows[1]["queries"] = fewer
+        assert f"over {total:,} test images{text} (over classes" in result_table(evaluation)
+        console.print(suite_table(evaluation))
+        assert f"{total:,} test samples{text}" in " ".join(console.export_text().split())
 
 
 @pytest.mark.parametrize(
