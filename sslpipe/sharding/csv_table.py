@@ -2,8 +2,10 @@
 
 import codecs
 import io
+import os
 import re
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -25,6 +27,7 @@ from sslpipe.sharding.sources import (
     is_image,
     place_of,
     read_file,
+    readable,
 )
 from sslpipe.sharding.split_names import name_splits, split_of
 from sslpipe.sharding.tables import (
@@ -90,8 +93,32 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
             row = own.cells[PLACE].to_numpy()
             together = row if own.together is None else connected(row, own.together)
             images[split] = replace(own, together=together)
+    return _reported(options, images, left_out)
+
+
+def _reported(
+    options: SourceOptions, images: dict[str, Images], left_out: Sequence[Group] = ()
+) -> dict[str, Images]:
+    """Add to the report what was left out: columns, and images that no row lists."""
     first, own = next(iter(images.items()))
-    return {**images, first: replace(own, left_out=[*own.left_out, *left_out])}
+    left_out = [*own.left_out, *left_out, *_not_listed(options, images)]
+    return {**images, first: replace(own, left_out=left_out)}
+
+
+def _not_listed(options: SourceOptions, images: Mapping[str, Images]) -> list[Group]:
+    """Count the images below --root, where one is named, that no row lists, for the report."""
+    root = options.root
+    if root in (None, Path()) or options.split or not root.is_dir():
+        return []
+    listed = {name for own in images.values() for name in own.names}
+    others = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        shown = [file for file in files if is_image(Path(file)) and not file.startswith(".")]
+        names = (readable(os.path.relpath(os.path.join(folder, file), root)) for file in shown)
+        others += [name for name in names if name not in listed]
+    what = "images below --root that no row lists"
+    return [Group(what=what, count=len(others), example=min(others))] if others else []
 
 
 def _check_text(path: Path) -> None:
@@ -172,7 +199,7 @@ def _read_list(options: SourceOptions, root: Path, text: str) -> dict[str, Image
     rows: list[Row] = [(place_of(root, line), None) for line in lines]
     if has_labels:
         rows = [(place_of(root, path), label if options.labels else None) for path, label in named]
-    return from_rows(options, root, {split or "train": rows})
+    return _reported(options, from_rows(options, root, {split or "train": rows}))
 
 
 def _filled(table: Any, column: str, path: Path) -> list[str]:

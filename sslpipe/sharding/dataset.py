@@ -17,7 +17,13 @@ from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.csv_table import Frame, frame_reader
 from sslpipe.sharding.gather import parse_pattern
 from sslpipe.sharding.in_memory import Rows, are_rows, reader_of
-from sslpipe.sharding.index_tars import Indexed, check_columns, gather_tars, index_folder
+from sslpipe.sharding.index_tars import (
+    Indexed,
+    check_columns,
+    check_folder,
+    gather_tars,
+    index_folder,
+)
 from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import SourceOptions, SourceReader, class_names
 from sslpipe.sharding.verify import Fault, verify_columns, verify_shard
@@ -211,6 +217,9 @@ def index_tars(
     listed = [folders] if isinstance(folders, str | Path) else [*folders]
     if not listed:
         raise DataError("folders = [] names none; give the folder of the tars, or several")
+    paths = [Path(each) for each in listed]
+    for path in paths:
+        check_folder(path)
     if out is None and len(listed) > 1:
         raise DataError("several folders become one data set in a folder that --out names")
     target = Path(listed[0] if out is None else out)
@@ -218,7 +227,6 @@ def index_tars(
     if isinstance(classes, str | Path):
         names = class_names(Path(classes))
     fields = joined(columns)
-    paths = [Path(each) for each in listed]
     tars, known = gather_tars(target, paths, split, names, with_columns=fields is None)
     wanted = SourceOptions(
         columns=parse_columns(fields) if fields else known,

@@ -58,11 +58,16 @@ def is_rgb8(image: object) -> bool:
     return not isinstance(image, ImageType) or image.is_rgb8
 
 
-def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
-    """Group a folder's tars by split: `split`, else how their names begin. Raises: DataError."""
+def check_folder(folder: Path) -> None:
+    """Raise DataError unless it is a folder; of a file the message names the one that holds it."""
     if not folder.is_dir():
         where = f": give {folder.parent}, which holds it" if folder.is_file() else ""
         raise DataError(f"{folder} is not a folder{where}")
+
+
+def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
+    """Group a folder's tars by split: `split`, else how their names begin. Raises: DataError."""
+    check_folder(folder)
     groups: dict[str, list[Path]] = {}
     names: dict[str, set[str]] = defaultdict(set)  # by split, how the names of its tars begin
     for path in sorted(folder.glob("[!.]*")):

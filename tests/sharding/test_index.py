@@ -328,6 +328,8 @@ def test_folders_that_do_not_fit_together_are_refused(tmp_path, capsys):
     write_tar(plain / "train-0.tar", ("a.png", grey_png(1)), ("a.cls", b"0"))
     out = tmp_path / "out"
     assert "--out" in error_of(capsys, "index", *folders)
+    tars = sorted(plain.glob("*.tar")) * 2  # as `index TARS/*.tar` gives them
+    assert f"give {plain}, which holds it" in error_of(capsys, "index", *tars)
     assert "--classes" in error_of(capsys, "index", folders[0], plain, "--out", out)
     assert not (out / "dataset.json").exists()
     write_tar(tmp_path / "more" / "train-0.tar", ("a.png", grey_png(1)))  # without a label

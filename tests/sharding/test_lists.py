@@ -42,6 +42,25 @@ def test_ids_without_a_suffix_are_their_files(tmp_path, photos):
     assert found == {"train": ["id0.PNG", "id1.PNG", "id2.PNG"]}
 
 
+@pytest.mark.promise(17)
+@pytest.mark.parametrize("name", ["list.csv", "list.txt"])
+def test_images_below_a_named_root_that_no_row_lists_are_counted(tmp_path, photos, name):
+    """Of six images in two folders; what is hidden, no image or listed otherwise is not counted."""
+    (photos / "notes.txt").write_text("none")
+    (photos / "deep" / "._id4.PNG").write_bytes(b"of a Mac")
+    (photos / ".trash").mkdir()
+    (photos / ".trash" / "id9.PNG").write_bytes(png(picture(9)))
+    (photos / name).write_text(
+        "path\n" * name.endswith("csv") + "id0.PNG\n./id1.PNG\ndeep\\id4.PNG\n"
+    )
+    words = ["--source", "csv", "--csv", photos / name, "--no-labels"]
+    for more, expected in ((["--root", photos], (3, "deep/id5.PNG")), ([], None)):
+        assert run("build", tmp_path / "out", *words, *more, "--overwrite") == 0
+        report = Report.model_validate_json((tmp_path / "out" / FILE).read_text())
+        found = [each for each in report.left_out if "no row lists" in each.what]
+        assert [(each.count, each.example) for each in found] == ([expected] if expected else [])
+
+
 def test_an_id_of_two_files_is_refused_by_their_names(tmp_path, photos, capsys):
     (photos / "id0.jpg").write_bytes(png(picture(9)))
     (tmp_path / "labels.csv").write_text("path,label\nid0,a\nid1,b\n")
