@@ -14,8 +14,10 @@ from sslpipe.data.decode import decode
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.feature_files import save_embeddings
 from sslpipe.evaluation.flatten import Power
+from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_backbone
-from sslpipe.export.whitening import whiten
+from sslpipe.export.whitening import flatten_backbone, whiten
+from sslpipe.export.write import export_model
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.search.gallery import Gallery
 
@@ -120,6 +122,51 @@ def test_a_gallery_takes_the_whitening_and_the_crops_of_its_export(
     enrolled = torch.cat([Gallery.load(fresh).embeddings(name) for name in ("ann", "bob", "cy")])
     expected = torch.nn.functional.normalize(load_backbone(own).encode(files))
     torch.testing.assert_close(enrolled, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_gallery_of_python_is_that_of_the_command_with_what_choose_writes(
+    photos, model, gallery, tmp_path, is_joined
+):
+    """Flattened, or of two sizes and flattened: to the bit, and each takes the other's file."""
+    source = tmp_path / "source"
+    network = load_backbone(f"{model}@16+{model}@24" if is_joined else model)
+    files = sorted((photos / "photos").rglob("*.png"))
+    rows = Embeddings(network.encode(files), torch.zeros(9).long(), torch.arange(9))
+    flatten_backbone(network, fit_whitening(rows, power=0.5))
+    export_model(network, source, ["safetensors"])
+    backbone = load_backbone(source)
+    assert backbone.whitening is not None
+
+    book = photos / "book.safetensors"
+    _, said = gallery("enrol", book, photos / "photos", "--model", source)
+    assert "as their export flattened them" in said
+    own = Gallery(backbone.num_features, metadata=backbone.network_facts)
+    own.enrol([path.parent.name for path in files], backbone.encode(files))
+    of_command = Gallery.load(book)
+    strangers = backbone.encode(sorted((photos / "strangers").glob("*.png")))
+    assert own.rank(strangers, 3) == of_command.rank(strangers, 3)
+    own.calibrate(strangers, 0.1)
+    own.save(photos / "own.safetensors")
+    gallery("calibrate", book, photos / "strangers", "--model", source, "--far", "0.1")
+    words = (photos / "photos", photos / "strangers", "--model", source)
+    first, _ = gallery("identify", book, *words)
+    assert gallery("identify", photos / "own.safetensors", *words)[0] == first
+    assert first.count("\t-") >= 9
+
+
+def test_a_gallery_of_another_size_of_images_or_of_no_named_model_is_refused(
+    photos, model, gallery
+):
+    book = photos / "book.safetensors"
+    gallery("enrol", book, photos / "photos", "--model", model)
+    words = ("identify", book, photos / "photos", "--model", f"{model}@24")
+    _, said = gallery(*words, status=2)
+    assert "another model, size of images, flattening or background (" in said
+    assert "view" in said
+    Gallery(16).save(book)
+    _, said = gallery(*words, status=2)
+    assert "does not say which model made it" in said
 
 
 def test_a_new_gallery_is_flattened_where_there_are_enough_images(

@@ -1,5 +1,6 @@
 """`sslpipe gallery`: enrol, identify and verify; a gallery in one file, images in folders."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -323,10 +324,9 @@ def _numbered(names: list[str]) -> "Tensor":
 
 
 def _made_with(backbone: "FrozenBackbone") -> dict[str, Any]:
-    """What decides the embeddings: `encode` applies a whitening and a background, too."""
-    known = backbone.network_facts
-    keys = ("backbone_sha256", "whitening_sha256", "background")
-    return {key: known[key] for key in keys if key in known}
+    """Return what decides the embeddings, such as weights and view, as a gallery's file has it."""
+    facts: dict[str, Any] = json.loads(json.dumps(backbone.network_facts))
+    return facts
 
 
 def _new(
@@ -353,12 +353,22 @@ def _new(
 
 def _open(path: Path, backbone: "FrozenBackbone", flatten: bool | None = None) -> "Gallery":
     """Read a gallery that was made with this backbone."""
+    from sslpipe.evaluation.feature_files import COMPARED
+
     book = _read(path)
-    made_with = {key: text for key, text in book.metadata.items() if key != FLATTENED}
-    if made_with != _made_with(backbone):
+    if "backbone_sha256" not in book.metadata:
         raise UserError(
-            f"{path} was made with another model, flattening or background; its embeddings mean "
-            "nothing to this one: give that --model, or enrol into a new file"
+            f"{path} does not say which model made it; enrol into a new file, or in Python begin "
+            "with Gallery(backbone.num_features, metadata=backbone.network_facts)"
+        )
+    ours = _made_with(backbone)
+    deciding = (*COMPARED, "background")
+    others = [key for key in deciding if book.metadata.get(key) != ours.get(key)]
+    if others:
+        raise UserError(
+            f"{path} was made with another model, size of images, flattening or background "
+            f"({', '.join(others)}); its embeddings mean nothing to this one: give that --model, "
+            "or enrol into a new file"
         )
     if flatten not in (None, book.flattening is not None):
         raise UserError(
