@@ -357,6 +357,8 @@ def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
     wanted = ("nodes=2", "gpus-per-node=2", "signal=B:USR1@300", "partition=gpu")
     wanted += ("cpus-per-task=8",)  # two processes, each with three threads that decode
     assert {f"#SBATCH --{option}" for option in wanted} <= set(head)
+    assert "8 cores a node, 4 a GPU" in result.stderr
+    assert "--option cpus-per-task=CORES" in result.stderr
     assert len({line.split("=")[0] for line in head}) == len(head)  # each option once
     assert "slurm/site.sh" not in result.stdout.replace("# ", "")
     checked = subprocess.run(["bash", "-n"], input=result.stdout, text=True, capture_output=True)
@@ -369,6 +371,21 @@ def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
     assert words.stdout.splitlines()[1:] == [
         *("optim.peak_lr=0.1", "run.num_workers=3", "--data", str(data), "--run-dir", "runs/it's 1")
     ]
+
+
+@pytest.mark.parametrize("given", [(), ("--option", "cpus-per-task=5")])
+def test_cores_that_no_node_has_are_named_with_what_to_give(data, tmp_path, monkeypatch, given):
+    refusal = "sbatch: error: Requested node configuration is not available"
+    path = stands_in(tmp_path, "sbatch", f"echo '{refusal}' >&2; exit 1")
+    monkeypatch.setenv("PATH", path)
+    recipe = str(write_recipe(tmp_path))
+    words = ("slurm", recipe, "--data", str(data), "--run-dir", "runs/a", "--gpus-per-node", "2")
+    refused = command_line(*words, *given, "--submit", status=2).stderr
+    printed = command_line(*words, *given, status=0)
+    assert refusal in refused
+    assert f"#SBATCH --cpus-per-task={5 if given else 6}" in printed.stdout.splitlines()
+    for text in (refused, printed.stderr):
+        assert ("6 cores a node, 3 a GPU (1 + run.num_workers)" in text) == (not given)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from sslpipe.cli.options import (
 from sslpipe.cli.terminal import (
     new_app,
     percent,
+    say,
     show,
     show_json,
     text_table,
@@ -355,28 +356,35 @@ def slurm(
 
     loaded = load_recipe(training.recipe, training.overrides or [])
     loaded.data.check_processes(nodes * (gpus_per_node or 1))
-    gpus = {
-        "gpus-per-node": str(gpus_per_node),
-        # SLURM's default is one core a node
-        "cpus-per-task": str(gpus_per_node * (1 + loaded.run.num_workers)),
-    }
-    sbatch = {
-        "job-name": loaded.name,
-        "nodes": str(nodes),
-        **(gpus if gpus_per_node else {}),
-        **({"time": time} if time else {}),
-        **{name: value for name, _, value in (each.partition("=") for each in options or ())},
-    }
+    more = {name: value for name, _, value in (each.partition("=") for each in options or ())}
+    sbatch = {"job-name": loaded.name, "nodes": str(nodes)}
+    cores = ""
+    if gpus_per_node:
+        threads = 1 + loaded.run.num_workers
+        sbatch["gpus-per-node"] = str(gpus_per_node)
+        if "cpus-per-task" not in more:  # SLURM's default is one core a node
+            sbatch["cpus-per-task"] = str(gpus_per_node * threads)
+            cores = (
+                f"it asks for {gpus_per_node * threads} cores a node, {threads} a GPU (1 + "
+                "run.num_workers); where nodes have fewer give --option cpus-per-task=CORES, and "
+                "run.num_workers = CORES / GPUs - 1"
+            )
+    if time:
+        sbatch["time"] = time
+    sbatch |= more
     words = [*training.words(data), "--run-dir", str(run_dir), *plugin_words()]
     text = batch_script(sbatch, words, site)
     if not submit:
         sys.stdout.write(text)
+        if cores:
+            say(cores)
         return
     try:
         done = subprocess.run(["sbatch"], input=text, text=True, capture_output=True)
     except FileNotFoundError:
         raise UserError("no sbatch on this machine; run this on a login node") from None
     if done.returncode:
-        raise UserError(f"sbatch refused the job: {done.stderr.strip()}")
+        remedy = f"; {cores}" if cores else ""
+        raise UserError(f"sbatch refused the job: {done.stderr.strip()}{remedy}")
     show(done.stdout.strip())
     say_next(["status", run_dir], when=" when the job runs")
