@@ -21,7 +21,12 @@ def image_columns(wanted: str, there: Sequence[str]) -> list[str]:
 
 
 def table_fields(options: SourceOptions, images: Sequence[str], there: Sequence[str]) -> list[str]:
-    """Return the columns to read, but for ROW, which rows of several images get."""
+    """Return the columns to read, but for ROW, which rows of several images get.
+
+    Raises: DataError for one that is named PLACE.
+    """
+    if PLACE in (*images, *options.fields, options.label_column, options.split_column):
+        raise DataError(f"a column named {PLACE!r} is added to tables here; rename yours")
     is_added = len(images) > 1 and ROW not in there
     return [name for name in options.fields if not (is_added and name == ROW)]
 

@@ -81,6 +81,64 @@ def test_images_of_a_row_are_cut_together_whatever_the_table_names_row(tmp_path,
     assert not {*skus[0]} & {*skus[1]}
 
 
+OURS = ("image", "label", "split", "id", "row", "name", "class", "__key__", "__url__")
+
+
+def write_table(folder: Path, source: str, cells: dict[str, list[Any]]) -> dict[str, Any]:
+    """Write columns as a table of a source, with images by its column "file"; how to build it."""
+    for number in range(6):
+        grey(folder / f"{number}.png", number)
+    table = pa.table({"file": [f"{number}.png" for number in range(6)], **cells})
+    if source == "csv":
+        pa_csv.write_csv(table, folder / "a.csv")
+        return {"csv": folder / "a.csv"}
+    parquet.write_table(table, folder / "train.parquet")
+    return {"root": folder}
+
+
+@pytest.mark.parametrize("source", ["csv", "parquet"])
+def test_columns_that_are_named_as_ours_keep_their_values(tmp_path, source):
+    cells = {name: [f"{name} {number}" for number in range(6)] for name in OURS}
+    options = write_table(tmp_path, source, {**cells, "species": ["a", "b"] * 3})
+    asked = {name: name.strip("_") + "_" * (name[0] == "_") for name in OURS}  # key_=__key__
+    out = tmp_path / "out"
+    build_dataset(
+        out,
+        source,
+        image_column="file",
+        label_column="species",
+        columns=[f"{ours}={theirs}" for theirs, ours in asked.items()],
+        **options,
+    )
+    for again in range(2):
+        split = load_index(out).split("train")
+        rows = [int(name[0]) for name in split.column("path").show(range(6))]
+        for theirs, ours in asked.items():
+            assert split.column(ours).show(range(6)) == [cells[theirs][row] for row in rows]
+        assert split.labels.tolist() == [row % 2 for row in rows]
+        if not again:
+            assert run("index", out, "--columns", ",".join(asked.values())) == 0
+
+
+@pytest.mark.parametrize("source", ["csv", "parquet"])
+@pytest.mark.parametrize("images", ["file", "file,back"])
+def test_a_column_named_as_the_place_of_the_row_is_refused_where_it_is_asked_for(
+    tmp_path, source, images
+):
+    cells = {"back": ["0.png"] * 6, "place of the row": list("aabbcc")}
+    options = write_table(tmp_path, source, cells)
+    for asked in ({"columns": "own=place of the row"}, {"label_column": "place of the row"}):
+        with pytest.raises(DataError, match=r"'place of the row' is added .*; rename yours"):
+            build_dataset(
+                tmp_path / "out",
+                source,
+                image_column=images,
+                **{"labels": True, **asked},
+                **options,
+            )
+    build_dataset(tmp_path / "out", source, image_column=images, labels=False, **options)
+
+
 def test_columns_of_a_table_in_memory_that_no_text_holds_may_be_there_and_not_asked_for(tmp_path):
     for k in range(2):
         grey(tmp_path / f"{k}.png", k)
