@@ -124,6 +124,8 @@ def read_weights(
         backbone, wanted = _build(
             wanted, view.crop_px, respelled, stem=stem, fixed=component is not None
         )
+    if component is None:
+        _check_pooling(config, wanted.kind, backbone, what)
     report = fit_tensors(backbone, wanted.kind, tensors, f"{what} (format: {layout})")
     if encoder is not None:
         report["unexpected"] += encoder.beside
@@ -289,6 +291,22 @@ def _stated(source: Source, config: dict[str, Any]) -> SparseSettings | None:
     except (TypeError, ValueError) as error:  # pydantic's are of the latter
         text = one_line(str(error))
         raise WeightsError(f"{source.path}/config.json: model_args: {text}") from error
+
+
+def _check_pooling(config: dict[str, Any], kind: str, backbone: Backbone, what: str) -> None:
+    """Raise WeightsError where a folder of timm says that its network pools in another way.
+
+    No tensor says so, and earlier releases of timm wrote it without the arguments that make it so.
+    """
+    stated = config.get("global_pool")
+    built = getattr(backbone.network, "global_pool", None)
+    is_of_it = kind == f"timm/{config.get('architecture')}"
+    if is_of_it and isinstance(stated, str) and isinstance(built, str) and stated != built:
+        raise WeightsError(
+            f"{what}: config.json says global_pool = {shown(stated)}, and by its model_args the "
+            f'network pools by {built!r}; write both into model_args: "global_pool": "{stated}", '
+            'and "fc_norm": false where the last norm of a vision transformer is before the pooling'
+        )
 
 
 def _check_tag(source: Source, architecture: str, tag: str, config: dict[str, Any]) -> None:

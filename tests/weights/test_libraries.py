@@ -1,5 +1,6 @@
 """Folders and files as timm and torchvision write them, with their own views."""
 
+import json
 from functools import wraps
 
 import pytest
@@ -55,6 +56,28 @@ def test_a_file_in_a_folder_of_timm_has_the_view_of_the_folder(tmp_path):
         assert load_backbone(source).config.view["mean"] == pytest.approx([0.1, 0.2, 0.3])
     (tmp_path / "config.json").write_text('{"batch_size": 8}')  # of another program
     assert load_backbone(named).config.view["mean"] != pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_a_folder_that_says_another_pooling_than_its_arguments_is_refused(tmp_path):
+    """An average behind a plain norm: no tensor says so, and features of the token are others."""
+    pooling = {"global_pool": "avg", "fc_norm": False}
+    network = small_vit(img_size=64, num_classes=0, **pooling)
+    save_for_hf(network, tmp_path, safe_serialization=True)
+    assert difference(load_backbone(tmp_path), network.eval(), 64) <= 1e-5
+    # earlier releases of timm wrote no arguments but those that they were given
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model_args"] = {**VIT, "img_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"global_pool = 'avg', and .* by 'token'; .*fc_norm"):
+        load_backbone(tmp_path)
+    # by what the error says it is the user's own
+    config["model_args"] |= pooling
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert difference(load_backbone(tmp_path), network.eval(), 64) <= 1e-5
+    # a recipe's own word stands
+    component = backbone_settings("timm/vit_base_patch16_224", {**VIT, "img_size": 64})
+    token = load_backbone(tmp_path, component=component, crop_px=64)
+    assert difference(token, network, 64) > 0.1
 
 
 def test_position_tables_are_resized_as_timm_does(tmp_path, monkeypatch):
