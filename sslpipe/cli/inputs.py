@@ -69,19 +69,16 @@ def check_folder(folder: Path, option: str = "--out") -> None:
 
 
 def check_file(file: Path | None, suffixes: tuple[str, ...], option: str = "--out") -> None:
-    """Raise UserError where a file cannot be written, or replaced; None: none is to be written.
+    """Raise UserError where a file cannot be written; None: none is to be written.
 
-    What is there is replaced where its name ends in one of these suffixes, or has none.
+    Its name ends in one of these suffixes, or has none; so what is replaced is a file of its kind.
     """
     if file is None:
         return
     if file.is_dir():
         raise UserError(f"{option} {file} is a folder; name a file")
-    if file.exists() and file.suffix.lower() not in ("", *suffixes):  # such as a photograph
-        raise UserError(
-            f"{option} {file} is there, a file of another kind; name one that ends in "
-            f"{' or '.join(suffixes)}"
-        )
+    if file.suffix.lower() not in ("", *suffixes):  # such as a photograph
+        raise UserError(f"{option} {file}: name a file that ends in {' or '.join(suffixes)}")
     check_folder(file.parent, option)
 
 

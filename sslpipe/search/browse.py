@@ -131,7 +131,10 @@ def write_map(
         columns["image"] = [{"bytes": pictures[sample]} for sample in ids]
         for name in split.columns:
             if split.has_values(name):
-                columns[f"{name}_column" if name in OWN else name] = split.column(name).show(ids)
+                shown_as = name
+                while shown_as in {*OWN, *columns}:
+                    shown_as += "_column"
+                columns[shown_as] = split.column(name).show(ids)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         parquet.write_table(pa.table(columns), temporary)

@@ -172,15 +172,16 @@ def test_a_folder_that_is_read_only_is_refused(tmp_path, monkeypatch):
         check_file(tmp_path / "new" / "eval.json", (".json",))
 
 
-def test_a_file_of_another_kind_is_not_replaced(tmp_path):
-    for name in ("cat.jpg", "photos.safetensors", "dataset.json"):
-        (tmp_path / name).touch()
-        with pytest.raises(UserError, match=rf"{name} is there, .* ends in \.html or \.htm"):
-            check_file(tmp_path / name, (".html", ".htm"))
+def test_a_file_of_another_kind_is_not_written_whether_one_is_there_or_not(tmp_path):
+    for name in ("cat.jpg", "photos.safetensors", "dataset.json", "page.txt"):
+        for _ in range(2):
+            with pytest.raises(UserError, match=rf"{name}: .* ends in \.html or \.htm"):
+                check_file(tmp_path / name, (".html", ".htm"))
+            (tmp_path / name).touch()
     for name in ("page.html", "page.HTM", "page"):
-        (tmp_path / name).touch()
-        check_file(tmp_path / name, (".html", ".htm"))
-    check_file(tmp_path / "new.jpg", (".html", ".htm"))
+        for _ in range(2):
+            check_file(tmp_path / name, (".html", ".htm"))
+            (tmp_path / name).touch()
 
 
 def test_the_defaults_of_the_help_are_those_of_the_functions():

@@ -47,6 +47,29 @@ def shop(tmp_path_factory):
     return path, tmp_path / "data", rows
 
 
+def test_a_map_is_written_again_and_columns_named_as_its_own_are_all_there(
+    tmp_path, monkeypatch, call
+):
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Umap))
+    monkeypatch.setitem(sys.modules, "embedding_atlas", SimpleNamespace())
+    monkeypatch.setattr("sslpipe.search.browse.show_map", lambda *given, **named: None)
+    names = ("id", "id_column", "id_column_column", "image", "x")
+    index = write_dataset(tmp_path / "data", (20,))
+    cells = {name: [f"{name} {number}" for number in range(20)] for name in names}
+    index = add_columns(index, **cells)
+    rows = Embeddings(torch.randn(20, 8), torch.arange(20) % 4, torch.arange(20))
+    facts = {"backbone_sha256": "0" * 64, "view": {}, **data_metadata(index.split("train"))}
+    save_embeddings(tmp_path / "all.safetensors", rows, facts)
+    words = ("browse", tmp_path / "all.safetensors", "--data", tmp_path / "data")
+    for _ in range(2):  # what was accepted once is accepted again
+        call(*words, "--out", tmp_path / "map.parquet")
+    table = parquet.read_table(tmp_path / "map.parquet")
+    assert len({*table.column_names}) == len(table.column_names)
+    texts = [table.column(name).to_pylist() for name in table.column_names]
+    assert all(own in texts for own in cells.values())
+    assert "ends in .parquet" in call(*words, "--out", tmp_path / "map.html", status=2)[1]
+
+
 class Umap:
     """Stands for umap-learn: keeps the neighbours that it is given, and puts rows in a line."""
 

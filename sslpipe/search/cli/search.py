@@ -185,7 +185,7 @@ def browse(
     inputs.check_features([features])
     if data is not None:
         inputs.open_data(data)
-    inputs.check_file(out, (".html", ".htm"))
+    inputs.check_file(out, (".parquet",))
 
     from sslpipe.search.browse import browse as show
 
