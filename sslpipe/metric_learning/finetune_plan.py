@@ -371,6 +371,16 @@ def nothing_is_validated(plan: Finetuning, parts: FinetuningParts) -> Iterator[s
         )
 
 
+def new_classes_are_not_watched(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
+    """Mention that the held-out images are of classes that are trained on."""
+    if not plan.held_out.whole_classes:
+        yield (
+            "the classes are too few to hold out some of them: the held-out images are of the "
+            "classes that are trained on, so the watch does not see whether others get worse; if "
+            "yours will be others, compare the run with its start on such images"
+        )
+
+
 REMARKS = (
     backbone_is_slowed,
     stem_does_not_fit,
@@ -379,5 +389,6 @@ REMARKS = (
     much_is_unused,
     groups_are_held_out_too,
     nothing_is_validated,
+    new_classes_are_not_watched,
     weights_replace_the_backbone,
 )

@@ -120,6 +120,15 @@ def test_a_given_backbone_and_frozen_layers_are_counted(tmp_path, data, trained)
     assert any("an epoch uses 72 of" in warning for warning in few.warnings)
 
 
+@pytest.mark.parametrize(("classes", "said"), [(24, False), (6, True)])
+def test_a_watch_that_sees_no_new_class_says_so(tmp_path, classes, said):
+    data = write_dataset(tmp_path, (240,), classes=classes)
+    batch = "sampler={classes_per_batch=6,images_per_class=4,buffer=96}"
+    result = checked(tmp_path, data, "data.validation_classes=auto", batch)
+    assert any("of the classes that are trained on" in text for text in result.warnings) == said
+    assert ("classes held out" in dict(result.rows)["validation"]) == (not said)
+
+
 @pytest.mark.parametrize(("sizes", "skipped", "more"), [((9, 3, 2, 1), 3, 2), ((9, 1), 1, 0)])
 def test_classes_too_small_for_a_batch_are_counted_with_those_that_need_not_be(
     tmp_path, sizes, skipped, more
