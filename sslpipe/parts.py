@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sslpipe.augment.two_views import Views
+from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.feature_files import load_embeddings
@@ -52,7 +52,7 @@ class Parts(PretrainingParts):
             objective has none, or was not counted.
     """
 
-    augment: Views
+    augment: FusedViews
     model: Model
     loss: Objective
     negatives: Sequence[float] = ()

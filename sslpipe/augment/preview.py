@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from sslpipe.augment.op import Draws
 from sslpipe.augment.ops import draws, ops_for
-from sslpipe.augment.two_views import Views
+from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.lettering import draw_text, lettering
@@ -43,7 +43,7 @@ class _Cell(NamedTuple):
 def preview_grid(
     index: DatasetIndex,
     split: Split,
-    augment: Views,
+    augment: FusedViews,
     *,
     seed: int,
     epoch: int,
@@ -118,7 +118,7 @@ def _with_partners(
 
 
 def _rows(
-    batches: dict[int, Batch], augment: Views, seed: int, image_type: ImageType
+    batches: dict[int, Batch], augment: FusedViews, seed: int, image_type: ImageType
 ) -> list[list[_Cell]]:
     """Draw the cells of some samples; batches: by epoch."""
     factor = max(1, round(_CELL_PX / augment.crop_px))

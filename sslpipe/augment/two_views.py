@@ -67,8 +67,33 @@ class ViewPlan:
             self.work.record_stream(stream)
 
 
-class BaseViews(nn.Module):
-    """Hold the settings of both views; its arguments are those of `FusedViews`, like its errors."""
+class FusedViews(nn.Module):
+    """Make two views of each image, batched, equal to torchvision's ops at the same parameters.
+
+    Args:
+        preset: simclr, simclr_small (no blur, weaker colours), mocov2, byol or grayscale; of
+            sensors' images: microscopy, satellite, grey, xray.
+        crop_px: side of the square views.
+        mean: one number a channel, of values in [0, 1]; None: 0. The attribute of that name is 0
+            unless `normalize`.
+        std: the same; None: 1. The attribute of that name is 1 unless `normalize`.
+        normalize: whether views leave as (x - mean) / std; else they stay in [0, 1].
+        extra: further augmentations of kornia, as in `ViewSettings`.
+        blur: "exact" or "bf16", as in `FusedSettings`.
+        kernels: what makes views on a GPU: "torch", "triton" or "auto", as in `FusedSettings`. The
+            views differ in the last bits, as those of any two devices do, so it is no part of a
+            run's digest.
+        channels: names of the images' channels. Other than red, green and blue, in this order, they
+            have neither saturation nor hue nor gray: presets leave these out. Brightness and
+            contrast then are one factor an image, each channel about its own mean, and no value is
+            clamped; those of RGB, float32 too, are clamped to [0, 1] as a byte's.
+        overrides: fields of ViewSpec, settings of registered ops and jitter_strength: see
+            `view_specs`.
+
+    Raises:
+        RecipeError: an unknown preset or key.
+        ValueError: naming key and value.
+    """
 
     mean: Tensor
     std: Tensor
@@ -81,6 +106,8 @@ class BaseViews(nn.Module):
         std: Sequence[float] | None = None,
         normalize: bool = True,
         extra: Sequence[dict[str, Any]] = (),
+        blur: str = "exact",
+        kernels: str = "auto",
         channels: Sequence[str] = RGB8.channels,
         **overrides: Any,
     ) -> None:
@@ -98,94 +125,6 @@ class BaseViews(nn.Module):
         self.extra = ExtraOps(extra) if extra else None
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
-
-    def keep_first(self, count: int) -> None:
-        """Make only the first `count` views of an image from now on."""
-        self.specs = self.specs[:count]
-
-    def compile_colours(self, **options: Any) -> None:
-        """Compile the colour ops, where they can be: here nothing is."""
-
-    def prepare(self, batch: Batch, *, seed: int, number: int) -> Batch:
-        """Return the batch with the plan of its views: what a loader's thread does ahead.
-
-        `number` names the random numbers beside seed and ids: the epoch, or the step where a sample
-        may come twice in an epoch.
-        """
-        params = draws(
-            seed=seed, epoch=number, ids=batch.ids, sizes=batch.view_sizes, specs=self.specs
-        )
-        return batch._replace(plan=self.plan(params, batch))
-
-    def plan(self, params: Draws, batch: Batch) -> ViewPlan:
-        """Plan the views of a batch that have these parameters."""
-        return ViewPlan(params)
-
-    def plan_of(self, batch: Batch, params: Draws | None) -> ViewPlan:
-        """Return the batch's plan, or one of these parameters. Raises: ValueError for neither."""
-        check_images(batch.images, len(self.channels))
-        if params is not None:
-            return self.plan(params.to("cpu"), batch)
-        if not isinstance(batch.plan, ViewPlan):
-            raise ValueError("the batch has no plan of its views: call prepare, or give draws")
-        return batch.plan
-
-
-class FusedViews(BaseViews):
-    """Make two views of each image, batched, equal to torchvision's ops at the same parameters.
-
-    Args:
-        preset: simclr, simclr_small (no blur, weaker colours), mocov2, byol or grayscale; of
-            sensors' images: microscopy, satellite, grey, xray.
-        crop_px: side of the square views.
-        mean: one number a channel, of values in [0, 1]; None: 0. The attribute of that name is 0
-            unless `normalize`.
-        std: the same; None: 1. The attribute of that name is 1 unless `normalize`.
-        normalize: whether views leave as (x - mean) / std; else they stay in [0, 1].
-        extra: further augmentations of kornia, in order, one table each: name (a class of
-            kornia.augmentation), view (1, 2 or "both", the default), args (its keyword arguments).
-        blur: "exact", or "bf16": products in bfloat16 where that is faster (see bfloat16_pays), off
-            by at most 2 levels of 255 and by 0.3 on average (white noise; tested).
-        kernels: what makes views on a GPU. "torch": its operations, also for any op that is plugged
-            in. "triton": kernels of the library's own, which read and write each view a few times
-            instead of some forty; only built-in ops and no `extra`. "auto": triton where it is
-            installed and does all ops. A CPU takes torch's operations. The views differ in the last
-            bits, as those of any two devices do, so it is no part of a run's digest.
-        channels: names of the images' channels. Other than red, green and blue, in this order, they
-            have neither saturation nor hue nor gray: presets leave these out. Brightness and
-            contrast then are one factor an image, each channel about its own mean, and no value is
-            clamped; those of RGB, float32 too, are clamped to [0, 1] as a byte's.
-        overrides: fields of ViewSpec, settings of registered ops and jitter_strength: see
-            `view_specs`.
-
-    Raises:
-        RecipeError: an unknown preset or key.
-        ValueError: naming key and value.
-    """
-
-    def __init__(
-        self,
-        preset: str = "simclr",
-        crop_px: int = 224,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        normalize: bool = True,
-        extra: Sequence[dict[str, Any]] = (),
-        blur: str = "exact",
-        kernels: str = "auto",
-        channels: Sequence[str] = RGB8.channels,
-        **overrides: Any,
-    ) -> None:
-        super().__init__(
-            preset,
-            crop_px=crop_px,
-            mean=mean,
-            std=std,
-            normalize=normalize,
-            extra=extra,
-            channels=channels,
-            **overrides,
-        )
         if blur not in ("exact", "bf16"):
             raise ValueError(f"blur = {blur!r} is not 'exact' or 'bf16'")
         if kernels not in ("auto", "torch", "triton"):
@@ -198,6 +137,10 @@ class FusedViews(BaseViews):
         self.rgb = self.specs[0].rgb
         self.colours = pixels.EAGER if self.rgb else pixels.CHANNELS
 
+    def keep_first(self, count: int) -> None:
+        """Make only the first `count` views of an image from now on."""
+        self.specs = self.specs[:count]
+
     def compile_colours(self, **options: Any) -> None:
         """Compile a CPU's colour ops at their first use, with torch.compile's options.
 
@@ -206,6 +149,26 @@ class FusedViews(BaseViews):
         """
         if self.rgb:
             self.colours = pixels.compiled_colours(options)
+
+    def prepare(self, batch: Batch, *, seed: int, number: int) -> Batch:
+        """Return the batch with the plan of its views: what a loader's thread does ahead.
+
+        `number` names the random numbers beside seed and ids: the epoch, or the step where a sample
+        may come twice in an epoch.
+        """
+        params = draws(
+            seed=seed, epoch=number, ids=batch.ids, sizes=batch.view_sizes, specs=self.specs
+        )
+        return batch._replace(plan=self.plan(params, batch))
+
+    def plan_of(self, batch: Batch, params: Draws | None) -> ViewPlan:
+        """Return the batch's plan, or one of these parameters. Raises: ValueError for neither."""
+        check_images(batch.images, len(self.channels))
+        if params is not None:
+            return self.plan(params.to("cpu"), batch)
+        if not isinstance(batch.plan, ViewPlan):
+            raise ValueError("the batch has no plan of its views: call prepare, or give draws")
+        return batch.plan
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan:
         """Plan the views of a batch. Raises: RecipeError where triton is asked for and cannot."""
@@ -295,8 +258,15 @@ class FusedViews(BaseViews):
                 lines[row].copy_(line)
 
 
-class KorniaViews(BaseViews):
+class KorniaViews(FusedViews):
     """Make FusedViews' views by kornia's ops, row by row; ops.py says where kornia differs."""
+
+    def compile_colours(self, **options: Any) -> None:
+        """Compile nothing: there is nothing to compile."""
+
+    def plan(self, params: Draws, batch: Batch) -> ViewPlan:
+        """Plan the views of a batch that have these parameters."""
+        return ViewPlan(params)
 
     @torch.no_grad()
     def forward(
@@ -329,9 +299,6 @@ class KorniaViews(BaseViews):
         return view
 
 
-Views = FusedViews | KorniaViews
-
-
 _NOT_OF_THE_VIEWS = ("kind", "half_size_share")  # settings that a run uses itself
 
 
@@ -361,7 +328,7 @@ class ViewSettings(SparseSettings):
     kornia.augmentation), view (1, 2 or "both", the default), args (its keyword arguments)."""
 
     derived: ClassVar[frozenset[str]] = frozenset({"mean", "std", "channels"})
-    views: ClassVar[type[Views]]
+    views: ClassVar[type[FusedViews]]
 
     @model_validator(mode="after")
     def _of_known_ops(self, info: ValidationInfo) -> Self:
@@ -375,7 +342,7 @@ class ViewSettings(SparseSettings):
             )
         return self
 
-    def build(self, **known: Any) -> Views:
+    def build(self, **known: Any) -> FusedViews:
         """Make the views; `mean` and `std` of the data count where the recipe has none."""
         settings = {name: value for name, value in self if name not in _NOT_OF_THE_VIEWS}
         for name in ("mean", "std"):
@@ -407,7 +374,7 @@ class FusedSettings(ViewSettings):
     only built-in ops and no `extra`. auto: triton where it is installed and does all ops. A CPU
     takes torch's operations. No part of a run's digest."""
 
-    views: ClassVar[type[Views]] = FusedViews
+    views: ClassVar[type[FusedViews]] = FusedViews
 
 
 class KorniaSettings(ViewSettings):
@@ -415,13 +382,13 @@ class KorniaSettings(ViewSettings):
 
     kind: Literal["kornia"] = "kornia"
 
-    views: ClassVar[type[Views]] = KorniaViews
+    views: ClassVar[type[FusedViews]] = KorniaViews
 
 
 AUGMENTS = Table("view", {"fused": FusedSettings, "kornia": KorniaSettings})
 
 
-def build_augment(recipe: RunRecipe, index: DatasetIndex, *, compiled: bool = False) -> Views:
+def build_augment(recipe: RunRecipe, index: DatasetIndex, *, compiled: bool = False) -> FusedViews:
     """Build the recipe's views, on the CPU.
 
     Args:
@@ -434,7 +401,7 @@ def build_augment(recipe: RunRecipe, index: DatasetIndex, *, compiled: bool = Fa
         RecipeError: A preset, key or value of [augment] is wrong.
     """
     with refusals("augment", recipe.augment.kind):
-        augment: Views = recipe.augment.build(
+        augment: FusedViews = recipe.augment.build(
             mean=index.manifest.mean,
             std=index.manifest.std,
             channels=index.image_type.channels,

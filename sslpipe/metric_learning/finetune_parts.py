@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sslpipe.augment.two_views import Views
+from sslpipe.augment.two_views import FusedViews
 from sslpipe.errors import RecipeError
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.metric_learning import METRIC_LOSSES
@@ -38,7 +38,7 @@ class FinetuningParts(TrainingParts):
         neighbours: The table of near classes, with sampler.neighbours.
     """
 
-    augment: Views
+    augment: FusedViews
     model: MetricTask
     neighbours: ClassNeighbours | None = None
 
