@@ -43,7 +43,7 @@ from sslpipe.weights.views import timm_view, torchvision_view, unknown_view
 # arguments in timm's config.json that a backbone has not, or whose place the view takes
 _NOT_BUILT = ("img_size", "in_chans", "num_classes")
 # arguments that change what the same tensors compute
-_NOT_IN_TENSORS = ("act_layer", "global_pool", "head_norm_eps", "norm_eps", "norm_layer")
+_NOT_IN_TENSORS = ("act_layer", "fc_norm", "global_pool", "head_norm_eps", "norm_eps", "norm_layer")
 MOST_ASKED = 2  # numbers that a network may have for each of the file; tables are resized
 
 

@@ -74,10 +74,11 @@ def test_a_folder_that_says_another_pooling_than_its_arguments_is_refused(tmp_pa
     config["model_args"] |= pooling
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert difference(load_backbone(tmp_path), network.eval(), 64) <= 1e-5
-    # a recipe's own word stands
-    component = backbone_settings("timm/vit_base_patch16_224", {**VIT, "img_size": 64})
-    token = load_backbone(tmp_path, component=component, crop_px=64)
-    assert difference(token, network, 64) > 0.1
+    # a recipe that says nothing of it has the folder's, and its own word stands
+    for own, is_another in (({}, False), ({"global_pool": "token"}, True)):
+        component = backbone_settings("timm/vit_base_patch16_224", {**VIT, **own})
+        model = load_backbone(tmp_path, component=component, crop_px=64)
+        assert (difference(model, network, 64) > 1e-5) == is_another
 
 
 def test_position_tables_are_resized_as_timm_does(tmp_path, monkeypatch):
