@@ -493,6 +493,8 @@ def test_the_page_of_the_graded_sets_shows_what_labels_brought_as_measured() -> 
         assert values == [*expected, percent(worst, "+"), f"{cpu_s:.0f}"], name
         for row in by_set[name]:  # no seed of a set ends below its start
             assert row["Recall@1"]["more than the start"]["interval95"][1] >= 0, name
+        for row in last:
+            assert row["MAP@R"]["more than the start"]["interval95"][1] >= 0, name
     assert {name for name, *_ in lines} == {*by_set}
 
 
