@@ -211,6 +211,7 @@ class Gallery:
         """Set the threshold at which at most the share `far` of strangers is taken for somebody.
 
         This share grows with the number of names: calibrate again after the gallery has grown much.
+        `metadata["calibration"]` keeps the numbers of names and strangers, and the rate.
 
         Args:
             strangers: (Q, D) embeddings of identities that are not in the gallery.
@@ -218,6 +219,7 @@ class Gallery:
         """
         scores = torch.tensor([matches[0].score for matches in self.rank(strangers)])
         self.threshold = threshold_at(scores, far)
+        self.metadata["calibration"] = {"names": len(self), "strangers": len(scores), "far": far}
         return self.threshold
 
     @checked

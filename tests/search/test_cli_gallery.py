@@ -99,6 +99,22 @@ def test_enrol_calibrate_identify_remove(photos, model, gallery):
     ]
 
 
+def test_a_threshold_of_fewer_names_is_reported(photos, model, gallery):
+    """A false accept rate holds for the names that it was set with."""
+    book, strangers = photos / "grown.safetensors", photos / "strangers"
+    gallery("add", book, "ann", photos / "photos/ann/0.png", "--model", model)
+    gallery("calibrate", book, strangers, "--model", model, "--far", "0.2")
+    _, said = gallery("add", book, "ann", photos / "photos/ann/1.png", "--model", model)
+    assert "sets it anew" not in said
+    _, said = gallery("enrol", book, photos / "photos", "--model", model)
+    assert "was set with 1 name, and there are 3" in said
+    shown, _ = gallery("list", book)
+    assert "set by 10 strangers at FAR 0.2 among 1 names" in shown
+    gallery("calibrate", book, strangers, "--model", model, "--far", "0.2")
+    _, said = gallery("add", book, "bob", photos / "photos/bob/0.png", "--model", model)
+    assert "sets it anew" not in said
+
+
 def test_a_gallery_takes_the_whitening_and_the_crops_of_its_export(
     photos, model, gallery, tmp_path
 ):

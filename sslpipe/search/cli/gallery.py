@@ -95,7 +95,19 @@ def _enrol(
         book.enrol(names, embeddings)
         book.save(gallery)
     _doubt_two_names(book, names, embeddings)
+    _doubt_threshold(book)
     return book, names
+
+
+def _doubt_threshold(book: "Gallery") -> None:
+    """Report a threshold that fewer names set: each name more lets more strangers pass."""
+    before = book.metadata.get("calibration", {}).get("names", len(book))
+    if book.calibrated and before < len(book):
+        say(
+            f"the threshold was set with {counted(before, 'name')}, and there are {len(book)}: "
+            "more strangers pass; `sslpipe gallery calibrate` sets it anew",
+            "yellow",
+        )
 
 
 def _doubt_two_names(book: "Gallery", names: list[str], embeddings: "Tensor") -> None:
@@ -174,6 +186,10 @@ def list_names(
         show(f"{len(book.embeddings(name)):6d}  {one_line(name)}")
     show(f"features {book.metadata.get(FLATTENED, 'as the model gives them')}")
     threshold = f"{book.threshold:.4f}" if book.calibrated else "not set; `calibrate` sets it"
+    if calibration := book.metadata.get("calibration"):
+        threshold += ", set by {strangers:,} strangers at FAR {far:g} among {names:,} names".format(
+            **calibration
+        )
     show(f"threshold {threshold}")
 
 
