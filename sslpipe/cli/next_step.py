@@ -110,7 +110,8 @@ def check_words(
     """Return the words of a `check` that can be typed as they are.
 
     Args:
-        recipe: A shipped one. Where a small data set needs other settings, they are added.
+        recipe: A shipped one. Settings that this data set needs are added: those of a small one,
+            and a split where none is called train.
         data: The data set.
         overrides: Of the recipe.
         init: The weights, or a placeholder of such; None: random ones.
@@ -119,6 +120,8 @@ def check_words(
     from sslpipe.data.index import load_index, manifest_url
 
     index = load_index(str(data))
+    if "train" not in index.manifest.splits:
+        overrides = [f"data.split={next(iter(index.manifest.splits))}", *overrides]
     shards = [shard for split in index.manifest.splits.values() for shard in split]
     fitting = ""
     if sum(shard.samples for shard in shards) <= MOST_FITTED:

@@ -149,6 +149,23 @@ def test_the_check_of_a_small_data_set_has_the_settings_that_fit_it(
         assert len(plan.watched)
 
 
+@pytest.mark.parametrize("images", [60, 700])
+def test_the_check_of_data_without_a_train_split_names_one_that_is_there(
+    monkeypatch, tmp_path, capsys, images
+):
+    data = write_dataset(tmp_path / "data", (images,), px=8, classes=6, split="holiday pictures")
+    start = trained()
+    monkeypatch.chdir(ROOT)
+    next_step.after_a_look(data)
+    lines = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert len(lines) == 3
+    for line in lines:
+        words = shlex.split(line.replace(next_step.ANY_WEIGHTS, "START"))
+        recipe = load_recipe(words[2], [word for word in words[3:] if "=" in word])
+        plan = plan_from(recipe, load_index(data), start if "START" in words else None)
+        assert plan.recipe.data.split == "holiday pictures"
+
+
 def test_labels_are_the_other_way_where_no_setting_is_lost(call, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("ant", "bee", "cat", "dog"):
