@@ -12,6 +12,7 @@ from sslpipe.report.page import NAMES, flat, html_page, render
 from sslpipe.report.result_tables import BASELINES, result_table, unfinished_text
 from sslpipe.report.run_files import RunFiles
 
+SUITE = "sslpipe evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"
 SAME_TEST = ("data_sha256", "split", "train_split")  # metadata that two results must share
 
 
@@ -55,10 +56,13 @@ def results(named: Mapping[str, RunFiles]) -> Markup:
         tables = {name: result_table(merged({name: tree})) for name, tree in evaluated.items()}
     elif evaluated:
         tables = {"": result_table(merged(evaluated))}
-    notes = [f"{name} has not been evaluated." for name in named if name not in evaluated]
-    for name in evaluated:
-        if text := unfinished_text(named[name]):
-            notes.append(f"{name}: {text}")
+    notes = []
+    for name, run in named.items():
+        if name not in evaluated:
+            command = SUITE if run.data["classes"] else ""  # which needs labels
+            notes.append((f"{name} has not been evaluated.", command))
+        elif text := unfinished_text(run):
+            notes.append((f"{name}: {text}", ""))
     return render("runs.results", apart=apart, tables=tables, notes=notes)
 
 

@@ -744,7 +744,7 @@ def test_runs_of_other_test_data_are_not_put_side_by_side(whole, other):
         assert "not comparable" in html
         assert html.count("<table class='results'>") == 2
     html = results({**runs, "b": runs["b"]._replace(evaluation=None)})
-    assert "b has not been evaluated" in html
+    assert "b has not been evaluated. Run: <code>sslpipe evaluate suite" in html
 
 
 def test_an_evaluation_of_weights_before_the_last_is_said(whole):
