@@ -106,7 +106,7 @@ def find_duplicates(
         if not names:
             raise UserError(f"{index.folder} has no split; build one with `sslpipe shards build`")
         if len({*names}) < len(names):
-            raise UserError(f"{' '.join(names)} names a split twice; name each once")
+            raise UserError(f"splits = {names} names a split twice; name each once")
         opened = [index.split(name) for name in names]
         if column:
             duplicate_files.check_place(index)
