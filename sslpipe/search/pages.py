@@ -223,8 +223,9 @@ def choice_page(
     examples = []
     _, labels, ids = next(iter(features.values()))
     order = permutation(len(ids), (seed, 1))
-    _, of_class, sizes = np.unique(labels.numpy(), return_inverse=True, return_counts=True)
-    has_match = sizes[of_class][order] > 1
+    shown_labels = labels.numpy()[order]
+    _, of_class, sizes = np.unique(shown_labels, return_inverse=True, return_counts=True)
+    has_match = (sizes[of_class] > 1) & (shown_labels >= 0)
     queries = torch.from_numpy((order[has_match] if has_match.any() else order)[:QUERIES])
     shown = [ranked[place] for place in places[:MOST_ROWS]]
     for row in shown:
