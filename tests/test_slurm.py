@@ -446,13 +446,15 @@ def test_the_check_before_a_training_runs_in_the_sites_container(tmp_path):
     run_dir = tmp_path / "run"
     stands_in(tmp_path, "python", "exit 9")  # the node has no sslpipe
     stands_in(tmp_path, "scontrol", "echo n1")
-    path = stands_in(tmp_path, "srun", f'echo "$*" >>{calls}; touch {run_dir}/DONE')
+    cores = "${SRUN_CPUS_PER_TASK:-one}"  # a step's, which are not those of the job
+    path = stands_in(tmp_path, "srun", f'echo "{cores} cores: $*" >>{calls}; touch {run_dir}/DONE')
     script = batch_script({}, ["a.toml", "--data", "d", f"--run-dir={run_dir}"], site)
     script = script.replace(f"export PATH={sys.prefix}/bin:$PATH", "")
     variables = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "n1"}
-    environment = {**os.environ, **variables, "PATH": path}
+    environment = {**os.environ, **variables, "SLURM_CPUS_PER_TASK": "8", "PATH": path}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert calls.read_text().count("8 cores: ") == 2
     check, train = calls.read_text().split("--kill-on-bad-exit=1 ")[1:]
     assert check.startswith("apptainer exec image.sif python -m sslpipe check a.toml --data d\n")
     assert train.startswith("apptainer exec image.sif bash -c")

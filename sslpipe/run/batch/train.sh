@@ -33,6 +33,10 @@ give_up() {
 }
 ((idle <= SSLPIPE_MAX_IDLE_STARTS)) || give_up $((idle - 1))
 
+# By this variable alone a step gets the cores of its job (SLURM 22.05 and newer).
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-}
+[ -n "$SRUN_CPUS_PER_TASK" ] || unset SRUN_CPUS_PER_TASK
+
 # A wrong recipe or missing data end here, in one line, before all nodes start. By srun, too: a site's
 # container may be the only place that has sslpipe.
 [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] ||
@@ -48,8 +52,6 @@ address=$(scontrol --oneliner show node "$head" | sed -n 's/.* NodeAddr=\([^ ]*\
 export SSLPIPE_PROCESSES=$world
 export MASTER_ADDR=${MASTER_ADDR:-${address:-$head}}
 export MASTER_PORT=${MASTER_PORT:-$((10000 + SLURM_JOB_ID % 20000))}
-export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-}
-[ -n "$SRUN_CPUS_PER_TASK" ] || unset SRUN_CPUS_PER_TASK
 
 # One launcher a node; a single process needs none. torch's own, which accelerate's starts, too:
 # it reads no configuration of the user's.
