@@ -66,7 +66,8 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     if path.suffix.lower() in LISTS_OF_PATHS and not by:
         raw = read_file(path, pipe=True)
         if options.image_column not in _header(raw, _delimiter(raw, options.image_column)):
-            return _read_list(options, root, raw.decode(errors="surrogateescape"))
+            text = raw.decode("utf-8-sig", errors="surrogateescape")  # Windows begins with a mark
+            return _read_list(options, root, text)
     table, has_several, left_out = _read_csv(options, path)
     if not len(table):
         raise DataError(f"{path} has no rows below its first line, which names the columns")

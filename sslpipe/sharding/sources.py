@@ -462,8 +462,11 @@ def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
 
 
 def class_names(path: Path) -> tuple[str, ...]:
-    """Read the lines of a text file that are not blank."""
-    text = read_file(path, pipe=True).decode()
+    """Read the lines of a text file that are not blank. Raises: DataError where it is no UTF-8."""
+    try:
+        text = read_file(path, pipe=True).decode("utf-8-sig")  # Windows begins with a mark
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a text: {error}; save it in UTF-8") from error
     return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
