@@ -7,6 +7,7 @@ removing another name changes no bit of it, and nothing is ever trained.
 
 from __future__ import annotations
 
+import os
 import unicodedata
 import warnings
 from collections.abc import Sequence
@@ -224,8 +225,11 @@ class Gallery:
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file: tensors; names, threshold, metadata as JSON."""
-        path = Path(path)
+        """Write one safetensors file: tensors; names, threshold, metadata as JSON.
+
+        Of a link the file that it leads to: who was removed is in no file any more.
+        """
+        path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         about = _About(
             names=self.names,
@@ -275,7 +279,10 @@ class Gallery:
         except DataError:
             raise
         except UNREADABLE as error:
-            raise DataError(f"{path} holds no gallery ({error}); enrol one first") from error
+            raise DataError(
+                f"{path} holds no gallery, or a damaged one ({error}); restore a copy, or enrol "
+                "into a new file"
+            ) from error
         return gallery
 
     def _place(self, name: str) -> int:

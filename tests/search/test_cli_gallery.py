@@ -267,11 +267,14 @@ def test_mistakes_are_one_line(photos, model, gallery, tmp_path_factory):
     gallery("enrol", book, photos / "photos", "--model", model)
     other = write_model(tmp_path_factory.mktemp("other"), seed=1)
     (photos / "photos/ann/bad.png").write_bytes(b"junk")
+    (photos / "cut.safetensors").write_bytes(book.read_bytes()[:99])  # by a full disk
+    enrol_cut = ("enrol", photos / "cut.safetensors", photos / "photos", "--model", model)
     for words, text in (
         (("identify", book, photos / "strangers", "--model", other), "made with another model"),
         (("enrol", book, photos / "strangers", "--model", model), "has no folders; expected one a"),
         (("identify", book, photos / "no.png", "--model", model), "No such file"),
         (("identify", photos / "no", photos, "--model", model), "holds no gallery"),
+        (enrol_cut, "restore a copy, or enrol into a new file"),
         (("verify", photos, photos, "--model", model), "give --threshold, or --pairs"),
         (("remove", book, "an"), "did you mean 'ann'"),
     ):
@@ -312,3 +315,21 @@ def test_an_image_of_two_names_is_said(photos, model, gallery):
     assert "two names" not in said
     _, said = gallery("add", book, "zoe", photos / "photos/ann/0.png", "--model", model)
     assert "1 image enrolled under two names, such as zoe and ann" in said
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_to_a_gallery_stays_one_and_who_is_removed_is_in_no_file(
+    photos, model, gallery, is_there
+):
+    (photos / "shared").mkdir()
+    book = photos / "shared" / "book.safetensors"
+    link = photos / "link.safetensors"
+    link.symlink_to(book)
+    if is_there:
+        gallery("enrol", book, photos / "photos", "--model", model)
+    gallery("enrol", link, photos / "photos", "--model", model)
+    gallery("remove", link, "bob")
+    gallery("calibrate", link, photos / "strangers", "--model", model)
+    assert link.is_symlink()
+    assert Gallery.load(book).names == ("ann", "cy")
+    assert Gallery.load(book).calibrated

@@ -1,6 +1,8 @@
 """`sslpipe gallery`: enrol, identify and verify; a gallery in one file, images in folders."""
 
 import json
+import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,8 +88,8 @@ def _enrol(
         _open(gallery, backbone, flatten)  # it may be of another model: before images are read
     kept, embeddings = encode_readable(backbone, [path for _, path in named])
     names = [named[k][0] for k in kept]
-    gallery.parent.mkdir(parents=True, exist_ok=True)
-    with one_at_a_time(gallery.parent, say):  # what others add meanwhile stays
+    _folder_of(gallery).mkdir(parents=True, exist_ok=True)
+    with _alone(gallery):  # what others add meanwhile stays
         if gallery.exists():
             book = _open(gallery, backbone, flatten)
         else:
@@ -165,7 +167,7 @@ def remove(
 ) -> None:
     """Remove a name and its images."""
     _check_there(gallery)
-    with one_at_a_time(gallery.parent, say):
+    with _alone(gallery):
         book = _read(gallery)
         book.remove(name)
         book.save(gallery)
@@ -216,7 +218,7 @@ def calibrate(
     paths = find_images(folder, backbone.image_type)
     _open(gallery, backbone)
     kept, embeddings = encode_readable(backbone, paths)
-    with one_at_a_time(gallery.parent, say):
+    with _alone(gallery):
         book = _open(gallery, backbone)
         for place, (nearest, *_) in zip(kept, book.rank(embeddings), strict=True):
             if nearest.score >= SAME:
@@ -310,6 +312,16 @@ def verify_command(
     print(f"{'same' if same else 'different'}\t{score:.4f}\tthreshold {threshold:.4f}")
     if not same:
         raise typer.Exit(1)
+
+
+def _alone(gallery: Path) -> AbstractContextManager[None]:
+    """Let one process at a time change a gallery, whichever links lead to it."""
+    return one_at_a_time(_folder_of(gallery), say)
+
+
+def _folder_of(gallery: Path) -> Path:
+    """Return the folder of the file itself."""
+    return Path(os.path.realpath(gallery)).parent
 
 
 def _check_there(gallery: Path) -> None:
