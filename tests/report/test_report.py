@@ -302,7 +302,7 @@ def test_a_fine_tuning_does_not_claim_all_images_of_the_split(whole):
     run = read_run(whole.run_dir)
     sampler = {"classes_per_batch": 4, "images_per_class": 3, "random_images": 0}
     said = Page(header(run._replace(recipe={**run.recipe, "sampler": sampler}))).text
-    assert "of held-out classes and of classes with fewer than 3" in said
+    assert "those held out and those of classes with fewer than 3" in said
     assert "fewer than" not in Page(header(run)).text
 
 
