@@ -164,7 +164,7 @@ CHARTS = (
     Chart("held-out retrieval", _HELD_OUT_RETRIEVAL, (0.0, 1.0), "eval"),
     Chart("held-out RankMe, without labels", {"holdout_rankme": "RankMe"}, (1.0,), "eval"),
     Chart("held-out view recall, without labels", {"holdout_view_recall": "recall"}, kind="eval"),
-    Chart("retrieval in held-out classes", _RETRIEVAL, (0.0, 1.0), "eval"),
+    Chart("retrieval of held-out images", _RETRIEVAL, (0.0, 1.0), "eval"),
     Chart("active pairs or triplets (their loss is not 0)", {"active": "active"}, (0.0,)),
     Chart("learning rate", {"lr": "learning rate"}, (0.0,)),
     Chart("gradient norm", {"grad_norm": "norm"}, (0.0,)),

@@ -205,7 +205,7 @@ def test_the_result_is_a_backbone_that_embeds_at_length_1_without_its_head(
     torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5)
     page = build_page(read_run(run_dir), None, None, None)
     assert "12 images" in page  # 4 classes x 3
-    assert "Recall@1, unseen classes" in page
+    assert "held-out Recall@1" in page
     export_backbone(run_dir, tmp_path / "out", ["safetensors"])
     images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
     assert torch.equal(load_backbone(tmp_path / "out").encode(images), model.encode(images))
