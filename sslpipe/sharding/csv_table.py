@@ -17,6 +17,7 @@ from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError
 from sslpipe.portable import open_regular
 from sslpipe.sharding.build_report import Group
+from sslpipe.sharding.image_folder import walk
 from sslpipe.sharding.sources import (
     Images,
     Row,
@@ -57,11 +58,14 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     Paths are relative to the CSV file, or to --root. A .txt file without such a header has a path a
     line.
     """
-    path = options.csv
-    if path is None:
+    if options.csv is None:
         raise DataError("--source=csv needs --csv FILE")
+    return _read_table(options, options.csv, options.root or options.csv.parent)
+
+
+def _read_table(options: SourceOptions, path: Path, root: Path) -> dict[str, Images]:
+    """Read a CSV file or list whose paths are relative to a folder."""
     _check_text(path)
-    root = options.root or path.parent
     by = options.split_column
     if path.suffix.lower() in LISTS_OF_PATHS and not by:
         raw = read_file(path, pipe=True)
@@ -109,17 +113,22 @@ def _reported(
 def _not_listed(options: SourceOptions, images: Mapping[str, Images]) -> list[Group]:
     """Count the images below --root, where one is named, that no row lists, for the report."""
     root = options.root
-    if root in (None, Path()) or options.split or not root.is_dir():
+    if root is None or options.split or not root.is_dir():
         return []
     listed = {name for own in images.values() for name in own.names}
-    others = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        shown = [file for file in files if is_image(Path(file)) and not file.startswith(".")]
-        names = (readable(os.path.relpath(os.path.join(folder, file), root)) for file in shown)
-        others += [name for name in names if name not in listed]
+    others = dict[str, str]()  # name of each, by its file, to which links may lead
+    for entry in walk(root, suffixes=options.suffixes, without=options.without).entries:
+        name = readable(os.path.relpath(entry.path, root))
+        is_there = not entry.reason and not entry.absent
+        if is_there and name not in listed:
+            others.setdefault(os.path.realpath(entry.path), name)
+    if others:  # but those that are listed by another path, which a link gives
+        for own in images.values():
+            for path in own.paths:
+                others.pop(os.path.realpath(path), None)
     what = "images below --root that no row lists"
-    return [Group(what=what, count=len(others), example=min(others))] if others else []
+    names = others.values()
+    return [Group(what=what, count=len(names), example=min(names))] if names else []
 
 
 def _check_text(path: Path) -> None:
@@ -162,7 +171,7 @@ def frame_reader(frame: Frame) -> SourceReader:
             file = Path(folder) / "DataFrame.csv"
             csv.write_csv(_writable(table, options), file)
             try:
-                return read_csv(replace(options, csv=file, root=options.root or Path()))
+                return _read_table(options, file, options.root or Path())
             except DataError as error:
                 raise DataError(str(error).replace(str(file), "the DataFrame")) from None
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 import sslpipe
 from sslpipe.data.index import load_index
@@ -60,6 +60,33 @@ def test_images_below_a_named_root_that_no_row_lists_are_counted(tmp_path, photo
         report = Report.model_validate_json((tmp_path / "out" / FILE).read_text())
         found = [each for each in report.left_out if "no row lists" in each.what]
         assert [(each.count, each.example) for each in found] == ([expected] if expected else [])
+
+
+@pytest.mark.promise(17)
+def test_images_that_no_row_lists_are_counted_here_and_behind_links(tmp_path, photos, monkeypatch):
+    """`--root .` is a named root; a linked folder counts, once, and not where a row lists it."""
+    (tmp_path / "elsewhere").mkdir()
+    for number in range(7, 11):
+        (tmp_path / "elsewhere" / f"id{number}.PNG").write_bytes(png(picture(number)))
+    for name in ("linked", "linked_too"):
+        (photos / name).symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (photos / "same.PNG").symlink_to(photos / "id0.PNG")  # an image that a row lists
+    (photos / "linked" / "up").symlink_to(photos, target_is_directory=True)  # a circle
+    paths = ["id0.PNG", "id1.PNG", "linked_too/id7.PNG", "linked/id8.PNG"]
+    frame = pa.table({"path": paths, "label": ["a", "b", "a", "b"]})
+    csv.write_csv(frame, photos / "list.csv")
+    monkeypatch.chdir(photos)
+    left = (6, "deep/id4.PNG")  # id2, id3, id4, id5; id9, id10
+    asked = {"labels": False, "overwrite": True}
+    for source, root, expected in (
+        ("csv", Path(), [left]),
+        (frame, Path(), [left]),
+        (frame, None, []),
+    ):
+        where = {"csv": "list.csv"} if source == "csv" else {}
+        built = sslpipe.build_dataset("out", source, root=root, **where, **asked)
+        found = [each for each in built.report.left_out if "no row lists" in each.what]
+        assert [(each.count, each.example) for each in found] == expected
 
 
 def test_an_id_of_two_files_is_refused_by_their_names(tmp_path, photos, capsys):
