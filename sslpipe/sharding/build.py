@@ -44,6 +44,7 @@ from sslpipe.sharding.record import (
     is_held,
     merge_classes,
     open_manifest,
+    recorded_digests,
 )
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions, SourceReader
 from sslpipe.sharding.writer import (
@@ -366,6 +367,7 @@ def _report(out: Path, build: _Written, workers: int) -> Report:
         images=merge_groups(each for own in done for each in own.remarks),
         doubts=build.doubts,
         split_by_class=build.split_by_class,
+        digests=recorded_digests(out),
         workers=workers,
     )
 

@@ -155,6 +155,7 @@ def make_report(
     images: Sequence[Group] = (),
     doubts: Sequence[str] = (),
     split_by_class: bool = False,
+    digests: Mapping[str, bytes] | None = None,
     workers: int = 2,
 ) -> Report:
     """Describe a finished data set: splits and classes are those of its dataset.json.
@@ -166,6 +167,7 @@ def make_report(
         images: Samples that lose something, or are unusual.
         doubts: What else looks like a slip.
         split_by_class: The user asked for splits without a common class.
+        digests: Of the images of shards that need not be read for it, see `copies_across_splits`.
         workers: Threads that look for images of several splits.
     """
     index = load_index(folder)
@@ -176,7 +178,7 @@ def make_report(
         left_out=list(left_out),
         looked_at=looked_at,
         images=list(images),
-        doubts=[*doubts, *copies_across_splits(index, workers), *of_classes],
+        doubts=[*doubts, *copies_across_splits(index, workers, digests or {}), *of_classes],
     )
 
 

@@ -1,36 +1,46 @@
 """Which images of one split are in another one, too, byte for byte."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.decode import BadSample
+from sslpipe.data.decode import BadSample, Buffer
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import KEYS_AT_ONCE, Reader, keys_of
 from sslpipe.errors import DataError, shown
 
-Digests = NDArray[np.void]  # (n,), 16 bytes an image
-UNREAD = np.zeros(1, "V16")  # in place of the digest of an image that cannot be read
+Digests = NDArray[np.void]  # (n,), DIGEST_BYTES an image
+DIGEST_BYTES = 16
+UNREAD = np.zeros(1, f"V{DIGEST_BYTES}")  # in place of the digest of an image that cannot be read
 WINDOW_BYTES = 2**24  # read at once
 
 
-def copies_across_splits(index: DatasetIndex, workers: int) -> list[str]:
+def digest_of(image: Buffer) -> bytes:
+    """Hash an image as it is stored: equal bytes have equal digests, of DIGEST_BYTES."""
+    return hashlib.blake2b(image, digest_size=DIGEST_BYTES).digest()
+
+
+def copies_across_splits(
+    index: DatasetIndex, workers: int, known: Mapping[str, bytes]
+) -> list[str]:
     """Return a sentence for each two splits with a common image: how many, one of them, the remedy.
 
     Args:
-        index: A finished data set, whose shards are read unless it has one split.
+        index: A finished data set.
         workers: Threads.
+        known: The digests of a shard's images, in order, by its sha256; other shards are read,
+            unless there is one split.
     """
     names = sorted(index.manifest.splits, key=lambda name: name != "train")  # counted are others
     if len(names) < 2:
         return []
     splits = {name: index.split(name) for name in names}
     try:
-        digests = {name: _digests(split, workers) for name, split in splits.items()}
+        digests = {name: _digests(split, workers, known) for name, split in splits.items()}
     except DataError as error:  # of a split that stays, on a disk that is not there
         return [f"whether an image is in two splits is not known: {error}"]
     lines = []
@@ -52,15 +62,19 @@ def copies_across_splits(index: DatasetIndex, workers: int) -> list[str]:
     return lines
 
 
-def _digests(split: Split, workers: int) -> Digests:
-    """Hash all images of a split; UNREAD where one cannot be read."""
+def _digests(split: Split, workers: int, known: Mapping[str, bytes]) -> Digests:
+    """Return the digests of all images of a split; UNREAD where one cannot be read."""
     reader = Reader(split, window_bytes=WINDOW_BYTES)
     with ThreadPoolExecutor(workers) as pool:
-        parts = pool.map(_digests_of_shard, repeat(reader), range(len(split.shards)))
-        return np.frombuffer(b"".join(parts), "V16")
+        parts = pool.map(_digests_of_shard, repeat(reader), range(len(split.shards)), repeat(known))
+        return np.frombuffer(b"".join(parts), UNREAD.dtype)
 
 
-def _digests_of_shard(reader: Reader, shard: int) -> bytes:
+def _digests_of_shard(reader: Reader, shard: int, known: Mapping[str, bytes]) -> bytes:
+    entry = reader.split.shards[shard]
+    digests = known.get(entry.sha256, b"")
+    if len(digests) == DIGEST_BYTES * entry.samples:
+        return digests
     return b"".join(_each_digest(reader, shard))
 
 
@@ -71,4 +85,4 @@ def _each_digest(reader: Reader, shard: int) -> Iterator[bytes]:
             if isinstance(raw.image, BadSample):
                 yield UNREAD.tobytes()
             else:
-                yield hashlib.blake2b(raw.image, digest_size=16).digest()
+                yield digest_of(raw.image)

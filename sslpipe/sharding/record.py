@@ -6,8 +6,9 @@
 import os
 import re
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from sslpipe.data.index import Manifest, ShardFile, load_index, manifest_text
 from sslpipe.errors import DataError
@@ -69,6 +70,7 @@ class Done(BaseModel):
     moments: Moments
     bad: list[str]  # "NAME: reason" for each image that was skipped
     names: list[str] = []  # of its images, in order, where they are files
+    digests: Annotated[str, Field(pattern=r"^([0-9a-f]{32})*$")] = ""  # of its images, in order
     remarks: list[Group] = []  # images that lose something or are unusual, see `remarks_on`
 
     def is_unharmed(self, folder: Path) -> bool:
@@ -118,6 +120,16 @@ class Record:
             if finished.is_unharmed(self._folder):
                 done[finished.shard] = finished
         return done
+
+
+def recorded_digests(folder: Path) -> dict[str, bytes]:
+    """Return the digests of images that builds into a folder noted, by the sha256 of the shard."""
+    return {
+        done.entry.sha256: bytes.fromhex(done.digests)
+        for path in sorted((folder / FOLDER).glob("*.jsonl"))
+        for done in read_lines(path, Done)[0]
+        if done.entry is not None
+    }
 
 
 def is_held(folder: Path, manifest: Manifest, split: str, plan: str) -> bool:

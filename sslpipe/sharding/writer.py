@@ -36,6 +36,7 @@ from sslpipe.random import permutation
 from sslpipe.sharding.arrays import Arrays, without_nan
 from sslpipe.sharding.build_report import UNSEEN, group_kinds
 from sslpipe.sharding.columns import Columns, find_groups, to_json
+from sslpipe.sharding.copies import digest_of
 from sslpipe.sharding.members import (
     downscale,
     flatten,
@@ -384,6 +385,7 @@ def _write_shard(
     bad = list[str]()
     remarks = list[tuple[str, str, str]]()
     names = list[str]()
+    digests = list[str]()
     # of pixels
     count = 0
     sums = np.zeros(3, np.int64)
@@ -404,6 +406,7 @@ def _write_shard(
                 continue
             remarks += [(what, "", name) for what in of_image]
             names.append(name)
+            digests.append(digest_of(raw).hex())
             count += pixels.shape[1]
             sums += pixels.sum(axis=1)
             squares += (pixels**2).sum(axis=1)
@@ -429,6 +432,7 @@ def _write_shard(
         moments=Moments(pixels=count, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
         names=names if images.paths or images.are_places else [],
+        digests="".join(digests),
         remarks=group_kinds(remarks),
     )
 

@@ -1,12 +1,15 @@
 """What a build keeps, writes anew and says; parts of several machines give one machine's files."""
 
+import hashlib
 import re
+import tarfile
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from sslpipe.data.index import load_index
+from sslpipe.sharding.record import recorded_digests
 from sslpipe.sharding.sources import Images
 from sslpipe.sharding.writer import SplitImages, cut_test
 from tests.helpers.shards import BUILD, error_of, grey, jpeg, report_of, run, tree, write_tar
@@ -80,16 +83,42 @@ def test_an_image_that_is_twice_in_one_split_or_in_none_is_in_no_two(tmp_path):
     assert not report_of(tmp_path / "out").doubts
 
 
-def test_a_split_that_stays_and_lies_elsewhere_is_said_not_to_be_compared(tmp_path):
+def test_a_split_that_stays_is_compared_by_its_record_or_said_not_to_be(tmp_path):
+    """Where its shards are gone, and then its record, too."""
     out = tmp_path / "out"
-    for number, split in enumerate(("train", "val")):
-        grey(tmp_path / split / "cat" / "x.png", number)
+    for split in ("train", "val"):
+        grey(tmp_path / split / "cat" / "x.png", 5)
+    grey(tmp_path / "val" / "cat" / "y.png", 6)  # another tar, which no record of train's knows
     assert run("build", out, "--root", tmp_path / "train") == 0
     (out / "train-000000.tar").rename(tmp_path / "moved.tar")
-    assert run("build", out, "--root", tmp_path / "val", "--split", "val") == 0
+    val = ["build", out, "--root", tmp_path / "val", "--split", "val"]
+    assert run(*val) == 0
+    (line,) = (line for line in report_of(out).doubts if "byte for byte" in line)
+    assert line.startswith("1 of 2 images of val are in train, too")
+    (out / ".build" / "train.jsonl").unlink()
+    assert run(*val) == 0
     (line,) = (line for line in report_of(out).doubts if "two splits" in line)
     assert "is not known: " in line
     assert "train-000000.tar" in line
+
+
+def test_the_record_of_a_build_has_the_digest_of_each_image(photos, tmp_path):
+    """As hashlib has it of the members that tarfile reads; images that are skipped have none."""
+    (photos / "cat" / "bad.png").write_bytes(b"none")
+    out = tmp_path / "out"
+    words = ["--root", photos, "--samples-per-shard", "2", "--skip-bad"]
+    assert run("build", out, *words) == 0
+    shards = load_index(out).manifest.splits["train"]
+    assert len(shards) > 2
+    expected = {}
+    for shard in shards:
+        with tarfile.open(out / shard.file) as tar:
+            images = [
+                tar.extractfile(each).read() for each in tar if not each.name.endswith(".cls")
+            ]
+        digests = [hashlib.blake2b(raw, digest_size=16).digest() for raw in images]
+        expected[shard.sha256] = b"".join(digests)
+    assert recorded_digests(out) == expected
 
 
 def test_splits_without_a_common_class_are_no_news_to_who_asked_for_them(tmp_path):
