@@ -104,13 +104,11 @@ def contenders(count: int) -> dict[str, Callable[[], Call]]:
         "bf16": {"bf16": True},
         "bf16, compiled": {"bf16": True, "compile": True},
     }.items():
-        made = partial(our_views, compile="compile" in settings)
         whole = partial(step, fast=True, **settings)
-        found[f"ours, {name}"] = lambda whole=whole, made=made: whole(made(), our_loss)
+        found[f"ours, {name}"] = lambda whole=whole: whole(our_views(), our_loss)
         found[f"bare encoder, {name}"] = partial(whole, lambda: ready, no_loss)
     return found | {
         "part: our views": our_views,
-        "part: our views, compiled": partial(our_views, compile=True),
         "part: kornia's views": partial(kornia_views, case),
         "part: our loss": lambda: loss_alone(our_loss, count),
         "part: lightly's loss": lambda: loss_alone(lightly_loss(), count),
@@ -157,8 +155,7 @@ def main() -> None:
     print(f"\nResNet-18, {CROP_PX} px, {given.batch} images a step")
     print_table(["", "ms", "images/s", "x naive", "of the bare encoder"], rows)
     for name in ("ours, fp32", "ours, bf16", "ours, bf16, compiled"):
-        compiled = ", compiled" if "compiled" in name else ""
-        parts = [f"part: our views{compiled}", "part: our loss"]
+        parts = ["part: our views", "part: our loss"]
         if all(part in seconds for part in (name, *parts)):
             share = sum(seconds[part] for part in parts) / seconds[name]
             print(f"views and loss: {share:.2%} of the step of `{name}`")

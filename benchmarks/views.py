@@ -82,14 +82,12 @@ CASES = {
 }
 
 
-def ours(case: Case, device: str, *, compile: bool = False, **settings: Any) -> Call:
+def ours(case: Case, device: str, **settings: Any) -> Call:
     if case.channels == 3:
         settings |= {"mean": MEAN, "std": STD}
     else:
         settings |= {"channels": [f"band{k}" for k in range(case.channels)]}
     augment = FusedViews("simclr", case.crop_px, **settings).to(device)
-    if compile:
-        augment.compile_colours()
     images = case.images().contiguous(memory_format=torch.channels_last).to(device)  # the loader's
     sizes = torch.tensor([[case.height, case.width]] * case.count)
     ids = torch.arange(case.count)
@@ -186,8 +184,6 @@ def output_copy(case: Case, device: str) -> Call:
 CONTENDERS: dict[str, Callable[[Case, str], Call]] = {
     "ours": ours,
     "ours, bf16 blur": lambda case, device: ours(case, device, blur="bf16"),
-    "ours, compiled": lambda case, device: ours(case, device, compile=True),
-    "ours, compiled, bf16 blur": lambda case, device: ours(case, device, compile=True, blur="bf16"),
     "kornia, slice": lambda case, device: kornia(case, device, cropping="slice"),
     "kornia, resample": lambda case, device: kornia(case, device, cropping="resample"),
     "torchvision v2, uint8": lambda case, device: torchvision(case, device, form="uint8"),

@@ -124,17 +124,13 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
             not_used=not_used,
         )
 
-    def build(self, *, compiled: bool = True) -> Parts:
+    def build(self) -> Parts:
         """Build the parts, the same on every rank.
-
-        Args:
-            compiled: Compile the views where run.compile says so; False, to look at the parts.
 
         Raises:
             RecipeError: The recipe names what cannot be built.
         """
-        compiled = compiled and self.recipe.run.compile != "off"
-        augment = build_augment(self.recipe, self.index, compiled=compiled)
+        augment = build_augment(self.recipe, self.index)
         model = build_model(self.recipe, augment.crop_px, self.start.weights)
         loss = build_loss(self.recipe, self.teacher)
         negatives = planned_negatives(loss, self.split, self.order, self.pairing)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.augment.op import Chunk, Draws
-from sslpipe.augment.pixels import HUE, Blends, Colours, change_colours, make_blends
+from sslpipe.augment.pixels import HUE, Blend, Blends, change_colours, make_blends
 from sslpipe.augment.resample import (
     TOGETHER_PX,
     Crops,
@@ -56,7 +56,7 @@ class ChunkPlan:
         sizes: (B, 2) of the images.
         shown: (2B,), the image of each view.
         jitter_ops: The colour ops that some view may do: the others cost nothing.
-        colours: What does them.
+        blend: What does them, but for hue.
         bfloat16: Whether blurs are rounded to it.
         channels: Of the images.
         canvas: Height and width of the batch's images, whose device is no CPU: chunks are large,
@@ -70,7 +70,7 @@ class ChunkPlan:
         sizes: Tensor,
         shown: Tensor,
         jitter_ops: list[int],
-        colours: Colours,
+        blend: Blend,
         bfloat16: bool,
         channels: int = 3,
         canvas: tuple[int, int] | None = None,
@@ -115,7 +115,7 @@ class ChunkPlan:
             crop_px=crop_px,
         )
         self._specs = specs
-        self._colours = colours
+        self._blend = blend
         self._bfloat16 = bfloat16
         self._params = self._draws.params  # on the views' device
 
@@ -169,7 +169,7 @@ class ChunkPlan:
                 hue_shift=params["factors"][:, HUE],
                 hue_step=hue_step,
                 needs=needs,
-                colours=self._colours,
+                blend=self._blend,
             )
             jittered = hue_step is not None or any(done for done, _, _ in needs)
             crop_whole = crop_gathered if self._gathers else crop_together

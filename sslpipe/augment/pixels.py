@@ -6,8 +6,8 @@ argument in place. Formulas are those of torchvision.transforms.v2 on float tens
 is tested against it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -83,11 +83,8 @@ def make_blends(order: Tensor, factors: Tensor, jitter: Tensor) -> Blends:
     )
 
 
-class Colours(NamedTuple):
-    """The kernels of change_colours. Each returns the changed images, perhaps its argument."""
-
-    blend: Callable[[Tensor, Tensor, Tensor, Tensor, bool, bool], Tensor]  # as blend_ below
-    shift_hue: Callable[[Tensor, Tensor], Tensor]  # as shift_hue_
+# A step of `Blends`: images and (n,) factor, gray, mean; whether some gray, some mean is not 0
+Blend = Callable[[Tensor, Tensor, Tensor, Tensor, bool, bool], Tensor]
 
 
 def change_colours(
@@ -96,20 +93,20 @@ def change_colours(
     hue_shift: Tensor,
     hue_step: int | None,
     needs: Needs,
-    colours: Colours,
+    blend: Blend,
 ) -> Tensor:
     """Jitter colours, each image in its own order, perhaps in place; what none needs is not done.
 
     Hue is shifted by (n,) cycles before blend `hue_step` of every image, so that its price is paid
-    once; None: of none.
+    once; None: of none. `blend` is `blend_`, or `blend_channels_` of what is no colour.
     """
     for step, (done, needs_gray, needs_mean) in enumerate(needs):
         if step == hue_step:
-            images = colours.shift_hue(images, hue_shift)
+            images = shift_hue_(images, hue_shift)
         if done:
             factor, gray, mean = (field[:, step] for field in blends)
-            images = colours.blend(images, factor, gray, mean, needs_gray, needs_mean)
-    return colours.shift_hue(images, hue_shift) if hue_step == len(needs) else images
+            images = blend(images, factor, gray, mean, needs_gray, needs_mean)
+    return shift_hue_(images, hue_shift) if hue_step == len(needs) else images
 
 
 def blend_(
@@ -173,77 +170,6 @@ def blend_channels_(
     """
     added = images.mean((2, 3), keepdim=True).mul_(mean[:, None, None, None]) if needs_mean else 0.0
     return images.mul_(factor[:, None, None, None]).add_(added)
-
-
-EAGER = Colours(blend_, shift_hue_)
-CHANNELS = Colours(blend_channels_, shift_hue_)  # of what has no hue, none is shifted
-
-
-# The same formulas for a compiler, which fuses them into one pass. What eager torch does fastest,
-# changing single channels in place, has it compute the whole image again for each.
-
-# Of one kernel in a process. Views take one graph for chunks of one row and one for larger ones;
-# other views beside them (a second run in the process) take more. Past the limit, 8 by default,
-# compiling is refused.
-_GRAPHS = 16
-
-
-def compiled_colours(options: Mapping[str, Any]) -> Colours:
-    """Return kernels that are compiled at the first use, once for batches of any size.
-
-    `options` are torch.compile's.
-    """
-    return Colours(_Compiled(_blend, options), _Compiled(_shift_hue, options))
-
-
-class _Compiled:
-    """A kernel that each process compiles at its first use: it is pickled as it was before."""
-
-    def __init__(self, kernel: Callable[..., Tensor], options: Mapping[str, Any]) -> None:
-        self._kernel = kernel
-        self._options = options
-        self._compiled: Callable[..., Tensor] | None = None
-
-    def __call__(self, *arguments: Any) -> Tensor:
-        """Take the arguments of the eager kernel, whose flags this one does not need."""
-        if self._compiled is None:
-            most = max(_GRAPHS, torch._dynamo.config.recompile_limit)
-            torch._dynamo.config.recompile_limit = most
-            self._compiled = torch.compile(self._kernel, fullgraph=True, **self._options)
-        # .data: of a view the compiler sees what it is a view of, and compiles for each kind
-        rows = [each.contiguous().data for each in arguments if isinstance(each, Tensor)]
-        if len(rows[0]) > 1:  # the compiler takes 1 for a constant
-            for part in rows:
-                torch._dynamo.mark_dynamic(part, 0)
-        return self._compiled(*rows)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return all but what was compiled."""
-        return {**self.__dict__, "_compiled": None}
-
-
-def _blend(images: Tensor, factor: Tensor, gray: Tensor, mean: Tensor) -> Tensor:
-    factor, gray, mean = (field[:, None, None, None] for field in (factor, gray, mean))
-    own_gray = to_gray(images)  # (n, 1, S, S)
-    target = own_gray * gray + own_gray.mean((1, 2, 3), keepdim=True) * mean
-    return (images * factor + target).clamp(0.0, 1.0)
-
-
-def _shift_hue(images: Tensor, hue_shift: Tensor) -> Tensor:
-    red, green, blue = images.unbind(1)  # (n, S, S) each
-    value = torch.maximum(torch.maximum(red, green), blue)
-    least = torch.minimum(torch.minimum(red, green), blue)
-    chroma = value - least
-    sixths = torch.where(
-        value == red,
-        green - blue,
-        torch.where(value == green, blue - red + 2.0 * chroma, red - green + 4.0 * chroma),
-    )
-    sixths = sixths / chroma.clamp_min(1e-30) + 6.0 * hue_shift[:, None, None]
-    sixths = sixths - 6.0 * torch.floor(sixths * (1 / 6))
-    ramps = (((sixths - centre).abs() - 1.0).clamp(0.0, 1.0) for centre in (3.0, 2.0, 4.0))
-    of_red, of_green, of_blue = (chroma * ramp for ramp in ramps)
-    return torch.stack([least + of_red, value - of_green, value - of_blue], dim=1)
 
 
 def solarize(images: Tensor, threshold: Tensor | float, *, in_range: bool = True) -> Tensor:

@@ -135,20 +135,10 @@ class FusedViews(nn.Module):
         strengths = torch.tensor([spec.jitter_strengths for spec in self.specs])
         self.jitter_ops: list[int] = strengths.amax(0).nonzero()[:, 0].tolist()
         self.rgb = self.specs[0].rgb
-        self.colours = pixels.EAGER if self.rgb else pixels.CHANNELS
 
     def keep_first(self, count: int) -> None:
         """Make only the first `count` views of an image from now on."""
         self.specs = self.specs[:count]
-
-    def compile_colours(self, **options: Any) -> None:
-        """Compile a CPU's colour ops at their first use, with torch.compile's options.
-
-        For batches of any size, at most four graphs; it needs a C++ compiler. Channels that are no
-        colours have two ops that are one pass already: they stay as they are.
-        """
-        if self.rgb:
-            self.colours = pixels.compiled_colours(options)
 
     def prepare(self, batch: Batch, *, seed: int, number: int) -> Batch:
         """Return the batch with the plan of its views: what a loader's thread does ahead.
@@ -189,7 +179,7 @@ class FusedViews(nn.Module):
             batch.sizes,
             shown,
             jitter_ops=self.jitter_ops,
-            colours=self.colours,
+            blend=pixels.blend_ if self.rgb else pixels.blend_channels_,
             bfloat16=self.blur == "bf16",
             channels=len(self.channels),
             canvas=None if device.type == "cpu" else (height, width),
@@ -260,9 +250,6 @@ class FusedViews(nn.Module):
 
 class KorniaViews(FusedViews):
     """Make FusedViews' views by kornia's ops, row by row; ops.py says where kornia differs."""
-
-    def compile_colours(self, **options: Any) -> None:
-        """Compile nothing: there is nothing to compile."""
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan:
         """Plan the views of a batch that have these parameters."""
@@ -388,14 +375,13 @@ class KorniaSettings(ViewSettings):
 AUGMENTS = Table("view", {"fused": FusedSettings, "kornia": KorniaSettings})
 
 
-def build_augment(recipe: RunRecipe, index: DatasetIndex, *, compiled: bool = False) -> FusedViews:
+def build_augment(recipe: RunRecipe, index: DatasetIndex) -> FusedViews:
     """Build the recipe's views, on the CPU.
 
     Args:
         recipe: Its own mean and std win.
         index: The data set whose mean and std are used otherwise, and whose channels the images
             have.
-        compiled: On a CPU, compile the colour operations at their first use.
 
     Raises:
         RecipeError: A preset, key or value of [augment] is wrong.
@@ -406,9 +392,7 @@ def build_augment(recipe: RunRecipe, index: DatasetIndex, *, compiled: bool = Fa
             std=index.manifest.std,
             channels=index.image_type.channels,
         )
-    if compiled:
-        augment.compile_colours()
-    return augment
+        return augment
 
 
 class TwoViews(nn.Module):

@@ -58,7 +58,7 @@ def estimate_parts(plan: Plan[Any]) -> Estimate:
     recipe = plan.recipe
     device = training_device(recipe)
     check_precision(recipe.optim.precision, device.type)
-    parts = plan.build(compiled=False)
+    parts = plan.build()
     if recipe.optim.precision == "fp64":
         parts.model.double()
     remarks = plan.remarks(parts)  # or refused

@@ -107,10 +107,9 @@ class Finetuning(RecipePlan[FinetuningParts]):
             not_used=not_used,
         )
 
-    def build(self, *, compiled: bool = True) -> FinetuningParts:
+    def build(self) -> FinetuningParts:
         """Build the parts, the same on every rank; see `sslpipe.plan.Pretraining.build`."""
-        compiled = compiled and self.recipe.run.compile != "off"
-        augment = build_augment(self.recipe, self.index, compiled=compiled)
+        augment = build_augment(self.recipe, self.index)
         augment.keep_first(self.recipe.views)
         classes = len(self.order.classes)
         task = build_task(self.recipe, augment.crop_px, self.start.weights, classes)

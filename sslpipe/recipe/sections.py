@@ -164,9 +164,9 @@ class RunConfig(Settings):
     """memory: keep decoded images after their first use. device: decode all into the device's
     memory before the first step (pretraining only)."""
     compile: Literal["off", "default", "reduce-overhead"] = "off"
-    """torch.compile's mode for the model; not off: the colour operations of views made on a CPU are
-    compiled, too. reduce-overhead: torch replays the model's passes as CUDA graphs, for small
-    encoders, which compute faster than the host launches; not with `data.micro_batch`."""
+    """torch.compile's mode for the model. reduce-overhead: torch replays the model's passes as CUDA
+    graphs, for small encoders, which compute faster than the host launches; not with
+    `data.micro_batch`."""
     activation_checkpointing: bool = False
     """Keep only the inputs of the encoder's blocks for the backward pass, which computes the rest
     again (also called gradient checkpointing): less memory for one more forward. For networks

@@ -148,11 +148,8 @@ class Plan(ABC, Generic[PartsT]):
         """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
 
     @abstractmethod
-    def build(self, *, compiled: bool = True) -> PartsT:
+    def build(self) -> PartsT:
         """Build the parts on the CPU from recipe.seed, the same on every rank.
-
-        Args:
-            compiled: Compile the views where run.compile says so; False, to look at the parts.
 
         Raises:
             RecipeError: The recipe names what cannot be built.

@@ -16,7 +16,7 @@ import torchvision.transforms.v2 as transforms
 from scipy import stats
 
 from sslpipe.augment.ops import draws
-from sslpipe.augment.pixels import EAGER, HUE
+from sslpipe.augment.pixels import HUE
 from sslpipe.augment.presets import PRESETS, view_specs
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.augment.two_views import build_augment
@@ -235,12 +235,6 @@ def test_a_value_that_gives_no_views_is_one_line_that_names_the_key(tmp_path, in
     path = write_recipe(tmp_path)
     with pytest.raises(RecipeError, match=override.partition("=")[0]):
         build_augment(load_recipe(path, [f"augment.{override}"]), index)
-
-
-def test_colours_are_compiled_only_where_a_run_asks_for_it(tmp_path, index):
-    recipe = load_recipe(write_recipe(tmp_path), ["augment.kind=fused"])
-    for compiled in (False, True):
-        assert (build_augment(recipe, index, compiled=compiled).colours is not EAGER) == compiled
 
 
 @pytest.mark.parametrize("override", ["augment.mean=[nan, 0, 0]", "augment.std=[1, 1, inf]"])

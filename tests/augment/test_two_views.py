@@ -4,18 +4,15 @@ import dataclasses
 import itertools
 import math
 import re
-import shutil
 
 import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2.functional as reference
 from PIL import Image
-from torch._dynamo.testing import CompileCounter
 from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment.ops import draws
-from sslpipe.augment.pixels import EAGER, compiled_colours
 from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.resample import bfloat16_pays
 from sslpipe.augment.two_views import AUGMENTS, FusedViews, TwoViews
@@ -242,33 +239,6 @@ def test_the_bf16_blur_rounds_blurred_views_only_and_only_where_it_is_faster(cro
     assert error[params.blur].mean() <= 0.3
     with pytest.raises(ValueError, match="blur = 'fast' is not 'exact' or 'bf16'"):
         FusedViews("simclr", 32, blur="fast")
-
-
-@pytest.mark.parametrize("crop_px", [32, 40])  # the second beside the first
-def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batches(crop_px):
-    augment, plain = FusedViews("byol", crop_px), FusedViews("byol", crop_px)
-    graphs = CompileCounter()  # fullgraph: a graph break raises
-    augment.compile_colours(backend=graphs)
-    for epoch, sizes in enumerate([SIZES, SIZES[:16], SIZES[:7], MIXED, SIZES[3:4]]):
-        batch = batch_of(sizes, first_id=epoch, epoch=epoch)
-        assert (views_of(batch, augment) - views_of(batch, plain)).abs().max() <= 2e-6
-        assert 2 <= graphs.frame_count <= 4  # blend and hue, of more rows and of one
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch's own
-@pytest.mark.slow  # to compile takes half a minute
-@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
-def test_colours_compiled_to_native_code_equal_the_eager_ones():
-    torch._dynamo.reset()
-    # without precompiled headers: they take 20 s once and save 2
-    colours = compiled_colours({"options": {"cpp_cache_precompile_headers": False}})
-    images = torch.rand(4, 3, 17, 17, generator=torch.Generator().manual_seed(0))
-    terms = torch.tensor([[1.3, 0.8, 1.0, 0.5], [0.0, 0.2, 0.0, 0.3], [-0.3, 0.0, 0.0, 0.2]])
-    for kernel, *rest in (("blend", *terms, True, True), ("shift_hue", terms[1] - 0.4)):
-        expected = getattr(EAGER, kernel)(images.clone(), *rest)
-        made = getattr(colours, kernel)(images, *rest)
-        assert (made - expected).abs().max() <= 2e-6
-        assert torch.equal(made, getattr(colours, kernel)(images, *rest))
 
 
 ERASE = {"name": "RandomErasing", "view": 2, "args": {"p": 1.0, "scale": [0.2, 0.3]}}

@@ -30,7 +30,7 @@ def advice(recipe, index) -> tuple[list[str], bool]:
     """Overrides that an error or the remarks name, and whether it is an error."""
     try:
         plan = Pretraining.make(recipe, index)
-        said = " ".join(plan.remarks(plan.build(compiled=False)))
+        said = " ".join(plan.remarks(plan.build()))
         refused = False
     except UserError as error:
         said = str(error)

@@ -118,7 +118,7 @@ class Toy(PretrainingPlan[Parts]):
             pairing=None,
         )
 
-    def build(self, *, compiled=True):
+    def build(self):
         return Parts()
 
     def identity(self) -> dict[str, Any]:

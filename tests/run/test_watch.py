@@ -106,7 +106,7 @@ def test_what_below_start_says_to_change_can_be_changed(data, start, tmp_path, m
     for name, value in smaller.items():
         recipe = recipe_of(tmp_path, module, *plain, f"{name}={value}")
         plan = plan_of.make(recipe, data, named=open_init(recipe, start))
-        assert plan.groups(plan.build(compiled=False))
+        assert plan.groups(plan.build())
 
 
 @pytest.mark.promise(15)
@@ -140,7 +140,7 @@ def test_without_labels_a_tenth_is_held_out_and_found_by_the_other_view(start, t
 def test_batches_of_near_classes_raise_the_loss_and_no_alarm(data, tmp_path, neighbours):
     recipe = recipe_of(tmp_path, finetunes, f"sampler.neighbours={neighbours}", "steps=50")
     plan = Finetuning.make(recipe, data)
-    alarms = plan.alarms(plan.build(compiled=False))
+    alarms = plan.alarms(plan.build())
     changes = [change for step in range(20) for change in alarms.read(step, {"loss": 2.0 + step})]
     assert [change.name for change in changes] == ([] if neighbours else ["loss_rises"])
 
@@ -148,7 +148,7 @@ def test_batches_of_near_classes_raise_the_loss_and_no_alarm(data, tmp_path, nei
 @pytest.mark.parametrize("kind", ["sup_con", "arcface"])
 def test_an_alarm_advises_another_loss_than_that_of_the_recipe(data, tmp_path, kind):
     plan = Finetuning.make(recipe_of(tmp_path, finetunes, f"loss={{kind='{kind}'}}"), data)
-    alarms = plan.alarms(plan.build(compiled=False))
+    alarms = plan.alarms(plan.build())
     alarms.read(1, {"negative_similarity": 0.2})
     (collapse,) = alarms.read(2, {"negative_similarity": 0.99})
     assert "optim.peak_lr" in collapse.text
