@@ -39,7 +39,6 @@ from benchmarks.common import (
     timing_parser,
 )
 from sslpipe.augment.ops import draws
-from sslpipe.augment.resample import bfloat16_pays
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch
 from sslpipe.portable import keep_freed_memory
@@ -183,7 +182,6 @@ def output_copy(case: Case, device: str) -> Call:
 
 CONTENDERS: dict[str, Callable[[Case, str], Call]] = {
     "ours": ours,
-    "ours, bf16 blur": lambda case, device: ours(case, device, blur="bf16"),
     "kornia, slice": lambda case, device: kornia(case, device, cropping="slice"),
     "kornia, resample": lambda case, device: kornia(case, device, cropping="resample"),
     "torchvision v2, uint8": lambda case, device: torchvision(case, device, form="uint8"),
@@ -203,8 +201,6 @@ def main() -> None:
     given = parse.parse_args()
     cases = [case for case in given.cases.split(",") if case]
     skipped = absent(NEEDS)
-    if not bfloat16_pays(torch.device(given.device)):
-        skipped += [name for name in CONTENDERS if "bf16" in name]  # exact then, and twice the same
     names = [name for name in CONTENDERS if name not in skipped and chosen(name, given.only)]
     results: list[dict[str, Any]] = []
     for case in cases:

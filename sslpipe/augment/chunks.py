@@ -57,7 +57,6 @@ class ChunkPlan:
         shown: (2B,), the image of each view.
         jitter_ops: The colour ops that some view may do: the others cost nothing.
         blend: What does them, but for hue.
-        bfloat16: Whether blurs are rounded to it.
         channels: Of the images.
         canvas: Height and width of the batch's images, whose device is no CPU: chunks are large,
             and each gathers its images. None: small chunks for a CPU.
@@ -71,7 +70,6 @@ class ChunkPlan:
         shown: Tensor,
         jitter_ops: list[int],
         blend: Blend,
-        bfloat16: bool,
         channels: int = 3,
         canvas: tuple[int, int] | None = None,
     ) -> None:
@@ -116,7 +114,6 @@ class ChunkPlan:
         )
         self._specs = specs
         self._blend = blend
-        self._bfloat16 = bfloat16
         self._params = self._draws.params  # on the views' device
 
     @property
@@ -180,6 +177,5 @@ class ChunkPlan:
                 from_bytes=large or self._gathers,
                 cut=partial(crop_apart if large else crop_whole, crops=self._crops.rows(part)),
                 jitter=jitter if jittered else None,
-                bfloat16=self._bfloat16,
                 params=params,
             )

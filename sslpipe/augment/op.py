@@ -76,7 +76,6 @@ class Chunk(NamedTuple):
     from_bytes: bool  # whether they are cut out of the uint8 images; else out of float32 ones
     cut: Callable[[Tensor], Tensor]  # crop and flip: images to the chunk's views
     jitter: Callable[[Tensor], Tensor] | None  # of all rows, perhaps in place; None: of none
-    bfloat16: bool  # whether blurs are rounded to it
     params: Mapping[str, Tensor]  # those of `draws` on the views' device
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from sslpipe.augment import pixels
 from sslpipe.augment.op import Array, Chunk, Draws, MaskedOp, Op, by_kornia
 from sslpipe.augment.pixels import CONTRAST, HUE
-from sslpipe.augment.resample import bfloat16_pays, gaussian_blur
+from sslpipe.augment.resample import gaussian_blur
 from sslpipe.augment.sensor_ops import (
     ChannelDrop,
     ChannelGain,
@@ -230,7 +230,6 @@ class Blur(MaskedOp):
             chunk.params["sigma"],
             chunk.specs[0].blur_kernel_px,
             max(chunk.draws.sigma.tolist()),
-            bfloat16=chunk.bfloat16 and bfloat16_pays(views.device),
         )
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:

@@ -117,14 +117,11 @@ def _crop(lines: Tensor, first: Tensor | None, crops: Crops, channels: int) -> T
     return transposed(across).view(n, channels, side, side)
 
 
-def gaussian_blur(
-    images: Tensor, sigma: Tensor, kernel_px: int, largest_sigma: float, *, bfloat16: bool = False
-) -> Tensor:
+def gaussian_blur(images: Tensor, sigma: Tensor, kernel_px: int, largest_sigma: float) -> Tensor:
     """Blur (n, c, S, S) by a separable Gaussian of (n,) sigmas, with reflected borders.
 
     Taps of the kernel, odd and less than 2 S, that float32 cannot see at `largest_sigma` are
-    skipped. bfloat16: across, pixels, weights and sums are rounded to it (each to a relative 2^-9),
-    products are accumulated in float32; not for kernels of _FEW_TAPS, which need no products.
+    skipped.
     """
     if kernel_px // 2 >= images.shape[-1]:
         raise ValueError(
@@ -133,8 +130,8 @@ def gaussian_blur(
     if kernel_px <= _FEW_TAPS:
         return _blur_by_shifts(images, sigma, kernel_px)
     taps = blur_taps(sigma, kernel_px, images.shape[-1], largest_sigma)
-    if images.device.type != "cpu" or bfloat16:
-        return blur_by_products(images, taps, torch.bfloat16 if bfloat16 else torch.float32)
+    if images.device.type != "cpu":
+        return blur_by_products(images, taps)
     n, channels, side, _ = images.shape
     planes = images.contiguous().view(n * channels, side, side)
     places = taps.places[:1] + _first_lines(n * channels, side, images.device)
@@ -143,14 +140,6 @@ def gaussian_blur(
     for _ in range(2):
         planes = transposed(_sum_lines(planes.view(-1, side), taps))
     return planes.view(images.shape)
-
-
-def bfloat16_pays(device: torch.device) -> bool:
-    """Whether products in bfloat16 make a blur faster: on a GPU, and a CPU with AMX.
-
-    A CPU with AVX-512 alone multiplies 1.8 times as fast in it; sums of lines are faster still.
-    """
-    return device.type == "cuda" or bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def _blur_by_shifts(images: Tensor, sigma: Tensor, kernel_px: int) -> Tensor:
@@ -166,16 +155,15 @@ def _blur_by_shifts(images: Tensor, sigma: Tensor, kernel_px: int) -> Tensor:
     return images
 
 
-def blur_by_products(images: Tensor, taps: Taps, dtype: torch.dtype) -> Tensor:
-    """Do what gaussian_blur does by dense products; dtype: of those across."""
+def blur_by_products(images: Tensor, taps: Taps) -> Tensor:
+    """Do what gaussian_blur does by dense products."""
     n, _, side, _ = images.shape
     matrices = _matrices(taps, side)
     down = torch.empty_like(images)
     with full_float32():
         for channel in range(images.shape[1]):  # a product over all would need copies of matrices
             torch.bmm(matrices, images[:, channel], out=down[:, channel])
-        lines = down.view(n, -1, side).to(dtype)
-        return (lines @ matrices.mT.to(dtype)).float().view(images.shape)
+        return (down.view(n, -1, side) @ matrices.mT).view(images.shape)
 
 
 def num_crop_taps(longest_px: int, out_px: int) -> int:

@@ -79,7 +79,6 @@ class FusedViews(nn.Module):
         std: the same; None: 1. The attribute of that name is 1 unless `normalize`.
         normalize: whether views leave as (x - mean) / std; else they stay in [0, 1].
         extra: further augmentations of kornia, as in `ViewSettings`.
-        blur: "exact" or "bf16", as in `FusedSettings`.
         kernels: what makes views on a GPU: "torch", "triton" or "auto", as in `FusedSettings`. The
             views differ in the last bits, as those of any two devices do, so it is no part of a
             run's digest.
@@ -106,7 +105,6 @@ class FusedViews(nn.Module):
         std: Sequence[float] | None = None,
         normalize: bool = True,
         extra: Sequence[dict[str, Any]] = (),
-        blur: str = "exact",
         kernels: str = "auto",
         channels: Sequence[str] = RGB8.channels,
         **overrides: Any,
@@ -125,11 +123,8 @@ class FusedViews(nn.Module):
         self.extra = ExtraOps(extra) if extra else None
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
-        if blur not in ("exact", "bf16"):
-            raise ValueError(f"blur = {blur!r} is not 'exact' or 'bf16'")
         if kernels not in ("auto", "torch", "triton"):
             raise ValueError(f"kernels = {kernels!r} is not 'auto', 'torch' or 'triton'")
-        self.blur = blur
         self.kernels = kernels
         # the colour ops that some view may do; the others cost nothing
         strengths = torch.tensor([spec.jitter_strengths for spec in self.specs])
@@ -180,7 +175,6 @@ class FusedViews(nn.Module):
             shown,
             jitter_ops=self.jitter_ops,
             blend=pixels.blend_ if self.rgb else pixels.blend_channels_,
-            bfloat16=self.blur == "bf16",
             channels=len(self.channels),
             canvas=None if device.type == "cpu" else (height, width),
         )
@@ -352,9 +346,6 @@ class FusedSettings(ViewSettings):
     """Batched views, the usual ones: `FusedViews`."""
 
     kind: Literal["fused"] = "fused"
-    blur: Literal["exact", "bf16"] = "exact"
-    """bf16: products in bfloat16 where that is faster, off by at most 2 levels of 255 and by 0.3 on
-    average (white noise; tested)."""
     kernels: Literal["auto", "torch", "triton"] = "auto"
     """What makes views on a GPU. torch: its operations, also for any op that is plugged in. triton:
     kernels of the library's own, which read and write each view a few times instead of some forty;
@@ -403,7 +394,7 @@ class TwoViews(nn.Module):
     Args:
         preset: as in FusedViews, like its errors.
         crop_px: side of the square views.
-        settings: its others: channels, mean, std, extra, blur, and fields of ViewSpec. Without mean
+        settings: its others: channels, mean, std, extra, and fields of ViewSpec. Without mean
             and std, views are in [0, 1]; a loaded backbone has its own, `backbone.view.mean` and
             `backbone.view.std`.
     """

@@ -14,7 +14,6 @@ from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment.ops import draws
 from sslpipe.augment.presets import PRESETS
-from sslpipe.augment.resample import bfloat16_pays
 from sslpipe.augment.two_views import AUGMENTS, FusedViews, TwoViews
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError
@@ -227,20 +226,6 @@ def test_views_are_float32_or_bfloat16_channels_last_from_either_layout():
     assert (views_of(batch._replace(images=images), augment) - whole).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("crop_px", [64, 96])
-def test_the_bf16_blur_rounds_blurred_views_only_and_only_where_it_is_faster(crop_px):
-    exact, fast = (FusedViews("simclr", crop_px, blur=blur) for blur in ("exact", "bf16"))
-    batch = batch_of(SIZES)
-    params = params_for(batch, exact)
-    error = (exact(batch, params) - fast(batch, params)).abs() * 255
-    assert (error[~params.blur] <= 1e-3).all()
-    assert (error[params.blur].max() > 0) == bfloat16_pays(batch.images.device)
-    assert error[params.blur].max() <= 2
-    assert error[params.blur].mean() <= 0.3
-    with pytest.raises(ValueError, match="blur = 'fast' is not 'exact' or 'bf16'"):
-        FusedViews("simclr", 32, blur="fast")
-
-
 ERASE = {"name": "RandomErasing", "view": 2, "args": {"p": 1.0, "scale": [0.2, 0.3]}}
 
 
@@ -277,18 +262,6 @@ def test_extra_ops_touch_their_view_and_depend_on_the_sample_only(kind):
 def test_a_wrong_extra_is_named(entry, words):
     with pytest.raises((RecipeError, ValueError), match=words):
         views_of(batch_of(SIZES[:1]), FusedViews("simclr", 32, extra=[entry]))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_bf16_blur_of_a_gpu_is_off_by_its_stated_error():
-    exact, fast = (
-        FusedViews("simclr", 96, blur=blur, kernels="torch").cuda() for blur in ("exact", "bf16")
-    )
-    batch = batch_of(SIZES).to(torch.device("cuda"))
-    params = params_for(batch, exact)
-    error = (exact(batch, params) - fast(batch, params)).abs() * 255
-    assert 0 < error.max() <= 2
 
 
 # -- TwoViews, in one line: the views that training makes of the same pixels, seed, epoch and ids --
