@@ -40,18 +40,8 @@ _SHARDED = {  # what accelerate's launcher sets, and who would cut the model int
 _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
-def start_processes(recipe: RunRecipe) -> Rank:
-    """Join the process group, if a launcher made one. Called once, before anything else.
-
-    Raises:
-        UserError: See `join_processes`.
-    """
-    cpu = training_device(recipe).type == "cpu"
-    return join_processes(cpu=cpu, timeout_s=recipe.run.timeout_s)
-
-
 def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
-    """Join the launcher's process group, if there is one, over gloo where `cpu`.
+    """Join the launcher's process group, if there is one, over gloo where `cpu`; do it first.
 
     Args:
         cpu: Whether to compute there.
@@ -91,7 +81,7 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
 
 
 def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
-    """Make the Accelerator over the group that start_processes joined. Raises: RecipeError."""
+    """Make the Accelerator over the group that was joined. Raises: RecipeError."""
     check_precision(precision, PartialState().device.type)
     AcceleratorState._reset_state()  # else a process's second run gets its first one's precision
     ddp = DistributedDataParallelKwargs(

@@ -9,7 +9,7 @@ from sslpipe.errors import UserError
 from sslpipe.portable import lacks_memory
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import describe_error, made_with
-from sslpipe.run.accelerator import deterministic_algorithms, start_processes
+from sslpipe.run.accelerator import deterministic_algorithms, join_processes
 from sslpipe.run.checkpoint_files import describe_newest
 from sslpipe.run.console import run_console, say_last
 from sslpipe.run.description import plugins_of
@@ -56,8 +56,9 @@ def hold_directory(recipe: RunRecipe, run_dir: Path) -> Iterator[HeldDirectory]:
         UserError: The directory is in use, the launcher's processes are not accelerate's, or the
             device has no memory left.
     """
-    process = start_processes(recipe)
-    deterministic = deterministic_algorithms(recipe, training_device(recipe).type)
+    device = training_device(recipe).type
+    process = join_processes(cpu=device == "cpu", timeout_s=recipe.run.timeout_s)
+    deterministic = deterministic_algorithms(recipe, device)
     plugins = plugins_of(run_dir)
     with run_console(), take_lock(run_dir, process) as markers, deterministic, made_with(plugins):
         holds_run = (run_dir / "recipe.json").exists()

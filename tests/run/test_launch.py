@@ -19,7 +19,7 @@ from sslpipe.cli.train import app as train_commands
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe.reading import load_recipe
-from sslpipe.run.accelerator import join_processes, start_processes
+from sslpipe.run.accelerator import join_processes
 from sslpipe.run.device import resolve_precision
 from sslpipe.run.launcher import launch_command
 from sslpipe.run.lock import holder_of
@@ -44,9 +44,10 @@ import torch
 import torch.distributed as dist
 from pathlib import Path
 from sslpipe.recipe.reading import load_recipe
-from sslpipe.run.accelerator import start_processes
+from sslpipe.run.accelerator import join_processes
 
-process = start_processes(load_recipe(sys.argv[1], sys.argv[3:]))
+recipe = load_recipe(sys.argv[1], sys.argv[3:])
+process = join_processes(cpu=recipe.run.device == "cpu", timeout_s=recipe.run.timeout_s)
 ones = torch.ones(())
 if dist.is_initialized():
     dist.all_reduce(ones)
@@ -219,7 +220,7 @@ def test_a_world_size_without_a_launcher_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with pytest.raises(UserError, match="WORLD_SIZE = 2 is set, but no launcher started this one"):
-        start_processes(load_recipe(write_recipe(tmp_path), ["run.device=cpu"]))
+        join_processes(cpu=True, timeout_s=10)
 
 
 def test_processes_that_do_not_divide_the_streams_are_refused_with_the_valid_numbers(tmp_path):
