@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -68,7 +68,7 @@ def take_from(arguments: Iterable[str]) -> list[str]:
         raise UserError("--plugin needs a module's name or a .py file")
     if names:
         os.environ.pop(VARIABLE, None)
-        _load(names)
+        load_plugins(*names)
     return rest
 
 
@@ -84,10 +84,6 @@ def load_plugins(*names: str) -> None:
     Raises:
         UserError: There is no such module, or its import fails; names file and line.
     """
-    _load(names)
-
-
-def _load(names: Sequence[str]) -> None:
     for name in names:
         load_module(name)
     # files as absolute paths: a process may start in another directory
