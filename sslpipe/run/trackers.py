@@ -4,12 +4,9 @@ A run directory is one run of each tracker, however often it is started, resumed
 RUN/tracker_id holds the id under which wandb continues it.
 """
 
-import importlib
 import os
 import re
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,7 +90,6 @@ class _WandB:
         self._run_dir = run_dir
 
     def start(self) -> None:
-        _import_wandb(self._run_dir)
         import wandb
 
         self._wandb: Any = wandb
@@ -119,19 +115,6 @@ class _WandB:
 
     def finish(self) -> None:
         self._run.finish()
-
-
-def _import_wandb(run_dir: Path) -> None:
-    """Import wandb so that its temporary folders, which a kill leaves, go at the next start."""
-    folder = run_dir / "wandb" / "tmp"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    before = tempfile.tempdir
-    tempfile.tempdir = str(folder)
-    try:
-        importlib.import_module("wandb")
-    finally:
-        tempfile.tempdir = before
 
 
 # (run's name, run directory) -> what has start(), store_init_configuration(settings),

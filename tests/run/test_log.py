@@ -1,10 +1,8 @@
 import importlib
 import json
 import math
-import os
 import re
 import struct
-import subprocess
 import sys
 
 import pytest
@@ -17,7 +15,6 @@ from sslpipe.run.log import read_metrics
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.reporter import Reporter, RunLog
 from sslpipe.run.trackers import log_evaluation
-from tests.helpers.runs import ROOT
 
 SECRET = "f00d-7391-not-to-be-written"
 VALUES = {"loss": 1.5, "images_per_s": 100.0, "data_wait_percent": 1.0}
@@ -189,31 +186,6 @@ def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
     assert (line["step"], line["train/loss"]) == (3, 1.5)
     config = b"".join(p.read_bytes() for p in run.rglob("*") if p.is_file())
     assert SECRET.encode() not in config
-
-
-@pytest.mark.slow
-def test_a_kill_leaves_no_folder_of_wandb_but_in_the_run(tmp_path):
-    """With the real one: two processes import it."""
-    program = (
-        "import os, pathlib; from sslpipe.run.reporter import RunLog;"
-        f"run = pathlib.Path({str(tmp_path / 'run')!r});"
-        "log = RunLog(run, name='x', config={}, steps=1, first_step=0, trackers=('wandb',));"
-        "assert list(log._trackers.started) == ['wandb']; os.kill(os.getpid(), 9)"
-    )
-    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "WANDB_SILENT": "true"}
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "run").mkdir()
-    left = []
-    for _ in range(2):
-        killed = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, env=environment,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert killed.returncode == -9, killed.stderr
-        assert not list((tmp_path / "tmp").glob("*wandb-*"))
-        left.append({path.name for path in (tmp_path / "run/wandb/tmp").glob("*wandb-*")})
-    assert [len(each) for each in left] == [2, 2]
-    assert not left[0] & left[1]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
