@@ -4,7 +4,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -255,23 +255,11 @@ def status(
 
 
 def _follow(run: Path) -> None:
-    """Draw a run's curves again and again on a terminal; elsewhere a line a log line, then once."""
+    """Draw a run's curves until it has ended; without a terminal once, at its end."""
     from rich.live import Live
 
-    from sslpipe.run.status import curves, follow, picture
+    from sslpipe.run.status import follow, picture
 
-    if not sys.stdout.isatty():
-        last = -1
-
-        def tell(summary: dict[str, Any]) -> None:
-            nonlocal last
-            if summary["step"] != last:
-                last = summary["step"]
-                values = [f"{name} {each[-1]:.4g}" for name, each in curves(run).items()]
-                show(", ".join([f"step {last} of {summary['steps']}", *values]))
-
-        show(picture(follow(run, tell)))
-        return
     with Live(console=SafeConsole(), auto_refresh=False) as live:
         follow(run, lambda summary: live.update(picture(summary), refresh=True))
 

@@ -187,7 +187,6 @@ def test_it_is_followed_until_it_ends(tmp_path, monkeypatch):
 def test_the_command_draws_a_run_that_has_ended_and_ends_itself(tmp_path):
     run = write_run(tmp_path / "run", 10, [(4, {"holdout_knn": 0.5})])
     shown = command_line("status", str(run), "--follow", status=0).stdout
-    assert "step 10 of 20, loss -1, holdout_knn 0.5, steps/s 2" in shown
     assert "█▆▅▃▁  7 to -1" in shown
     both = command_line("status", str(run), "--follow", "--json", status=2)
     assert "--follow draws for people" in both.stderr
