@@ -54,9 +54,6 @@ class RunLock:
                 f"{run_dir} is in use by {_holder(run_dir)}; wait for it, stop it, or "
                 "use another --run-dir"
             ) from None
-        except IsADirectoryError:
-            text = f"{self.path} is a folder where a file should be; move it away"
-            raise UserError(text) from None
         write_json(self._holder_path, Holder(host=socket.gethostname(), pid=os.getpid()))
 
     def release(self) -> None:

@@ -51,9 +51,3 @@ def test_the_lock_of_a_killed_process_is_nobodys(tmp_path):
     assert (tmp_path / "lock").exists()
     assert holder_of(tmp_path) is None
     RunLock(tmp_path).release()
-
-
-def test_a_folder_in_the_locks_place_is_one_line(tmp_path):
-    (tmp_path / "lock").mkdir()
-    with pytest.raises(UserError, match=r"lock is a folder"):
-        RunLock(tmp_path)
