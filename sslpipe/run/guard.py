@@ -9,7 +9,6 @@ and the host reads a step's numbers while the device is at the next one.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +71,6 @@ class StepGuard:
         optim: The recipe's section, for the message that ends a run.
         precision: Of the run, for the same.
         on_device: None: on CUDA, with an optimizer that takes `found_inf`.
-        compiled: torch.compile refuses buffers that share memory: none are moved together.
     """
 
     def __init__(
@@ -89,7 +87,6 @@ class StepGuard:
         optim: Optim,
         precision: str,
         on_device: bool | None = None,
-        compiled: bool = False,
     ) -> None:
         self._accelerator = accelerator
         self._optimizer = optimizer
@@ -104,7 +101,7 @@ class StepGuard:
         self._moved = first_step > 0  # a step has changed the weights
         self.skipped = len({step for step in read_skipped([self._file]) if step < first_step})
         buffers = [buffer for module in modules for buffer in module.buffers()]
-        self._memory = _Memory(buffers, together=not compiled)
+        self._memory = _Memory(buffers)
         device: torch.device = accelerator.device
         if on_device is None:
             on_device = device.type == "cuda" and takes_found_inf(optimizer.optimizer)
@@ -141,10 +138,8 @@ class StepGuard:
         yield Decision(numbers, bad, overflow)
 
         # the buffers
-        if self.on_device:
+        if self.on_device or bad:
             self._memory.restore_where(bad)
-        elif bad:
-            self._memory.restore()
         self._optimizer.optimizer.zero_grad(set_to_none=True)  # accelerate's looks it up first
 
     def count(
@@ -287,30 +282,15 @@ class _Record(NamedTuple):
         append_lines(path, [{"step": self.step, "epoch": self.epoch, **numbers, **ids}])
 
 
-class _Block(NamedTuple):
-    """Buffers of one dtype, as rows of integers, and what they held."""
-
-    rows: list[Tensor]
-    kept: Tensor  # one after another
-    kept_rows: tuple[Tensor, ...]  # of it, a row's each
-
-
 class _Memory:
     """What buffers held, as integers, which no copy rounds: few large copies, not many small."""
 
-    @torch.no_grad()
-    def __init__(self, buffers: Sequence[Tensor], *, together: bool = True) -> None:
-        if together and _can_be_moved(buffers):
-            buffers = [_moved_together(buffers)]
+    def __init__(self, buffers: Sequence[Tensor]) -> None:
         rows: dict[torch.dtype, list[Tensor]] = {}
         for buffer in buffers:
             unit = torch.int32 if buffer.element_size() % 4 == 0 else torch.uint8
             rows.setdefault(unit, []).append(_flat(buffer).view(unit))
-        self._blocks: list[_Block] = []
-        for each in rows.values():
-            kept = torch.cat(each)
-            cut = torch.split(kept, [len(row) for row in each])  # which takes time
-            self._blocks.append(_Block(each, kept, cut))
+        self._blocks = [_Block(each) for each in rows.values()]
 
     @torch.no_grad()
     def remember(self) -> None:
@@ -318,34 +298,22 @@ class _Memory:
             torch.cat(block.rows, out=block.kept)
 
     @torch.no_grad()
-    def restore(self) -> None:
-        for block in self._blocks:
-            torch._foreach_copy_(block.rows, block.kept_rows)
-
-    @torch.no_grad()
     def restore_where(self, bad: Tensor) -> None:
         """Restore where () bool is true; the device decides."""
         for block in self._blocks:
-            for row, kept in zip(block.rows, block.kept_rows, strict=True):
-                torch.where(bad, kept, row, out=row)
+            torch.cat(block.rows, out=block.written)
+            torch.where(bad, block.kept, block.written, out=block.written)
+            torch._foreach_copy_(block.rows, block.parts)
 
 
-def _can_be_moved(buffers: Sequence[Tensor]) -> bool:
-    """Whether these are on a GPU, and none shares its memory with another."""
-    places = sorted((buffer.data_ptr(), buffer.nbytes) for buffer in buffers)
-    apart = all(first + size <= second for (first, size), (second, _) in pairwise(places))
-    return bool(buffers) and apart and all(buffer.is_cuda for buffer in buffers)
+class _Block:
+    """Buffers of one dtype as rows of integers, and what they held, one after another."""
 
-
-def _moved_together(buffers: Sequence[Tensor]) -> Tensor:
-    """Move the memory of buffers into one block, (numbers,) int32, which one launch copies."""
-    starts = [0, *accumulate(-(-buffer.nbytes // 16) * 16 for buffer in buffers)]
-    block = torch.zeros(starts[-1] // 4, dtype=torch.int32, device=buffers[0].device)
-    for buffer, start in zip(buffers, starts, strict=False):
-        part = block.view(torch.uint8)[start : start + buffer.nbytes].view(buffer.dtype)
-        part.copy_(_flat(buffer))
-        buffer.data = part.as_strided(buffer.shape, buffer.stride())
-    return block
+    def __init__(self, rows: list[Tensor]) -> None:
+        self.rows = rows
+        self.kept = torch.cat(rows)
+        self.written = torch.empty_like(self.kept)  # back to the rows, each from its part
+        self.parts = torch.split(self.written, [len(row) for row in rows])
 
 
 def _flat(buffer: Tensor) -> Tensor:

@@ -128,7 +128,6 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
         warn=reporter.warn,
         optim=recipe.optim,
         precision=placed.precision,
-        compiled=config.compile != "off",
     )
     return Run(
         plan=plan,
