@@ -72,27 +72,19 @@ class RunDescription(Stored):
 
 
 def write_description(run_dir: Path, trees: Mapping[str, Tree]) -> None:
-    """Write what describes the run, and before it MANIFEST.json with the sha256 of each file.
+    """Write what describes the run, then MANIFEST.json with the sha256 of each file.
 
-    The sha256 of a file that is still there stays beside the new one: a kill between two writes
-    leaves files that are as the manifest has them.
+    The manifest of an earlier start goes first: what a kill between two writes leaves is whole,
+    and belongs to no manifest.
 
     Args:
         run_dir: The run directory.
         trees: Content of each file of DESCRIPTION.
     """
     texts = {name: json_text(tree) for name, tree in trees.items()}
-    try:
-        before = _read_manifest(run_dir)
-    except UserError:
-        before = {}
-    manifest = {}
-    for name, text in texts.items():
-        manifest[name] = [hashlib.sha256(text.encode()).hexdigest()]
-        if (run_dir / name).is_file():
-            old = sha256_of(run_dir / name)
-            manifest[name] += [old] if old in before.get(name, []) else []
-    for name, text in {MANIFEST: json_text(manifest), **texts}.items():
+    manifest = {name: [hashlib.sha256(text.encode()).hexdigest()] for name, text in texts.items()}
+    (run_dir / MANIFEST).unlink(missing_ok=True)
+    for name, text in {**texts, MANIFEST: json_text(manifest)}.items():
         try:
             write_atomically(run_dir / name, text)
         except OSError as error:
@@ -112,9 +104,12 @@ def read_description(run_dir: Path, name: str, kind: type[T]) -> T:
     """
     path = run_dir / name
     content = read_json(path, kind, remedy=_REWRITE)
-    if (run_dir / MANIFEST).exists():  # else single files of a run were copied
-        known = _read_manifest(run_dir)[name]
-        if sha256_of(path) not in known:
+    manifest = run_dir / MANIFEST
+    if manifest.exists():  # else single files of a run were copied
+        listed = read_json(manifest, dict[str, list[str]], remedy=_REWRITE)
+        if set(listed) != {*DESCRIPTION}:
+            raise UserError(f"{manifest} is damaged (it does not list {DESCRIPTION}); {_REWRITE}")
+        if sha256_of(path) not in listed[name]:
             raise UserError(
                 f"{path} is not the file that {MANIFEST} beside it names (by its sha256): one of "
                 f"them is damaged; {_REWRITE}"
@@ -128,13 +123,3 @@ def plugins_of(run_dir: Path) -> list[str]:
         return list(read_description(run_dir, "run.json", RunDescription).plugins)
     except UserError:  # none yet, or who needs it says what is wrong with it
         return []
-
-
-def _read_manifest(run_dir: Path) -> dict[str, list[str]]:
-    path = run_dir / MANIFEST
-    if not path.exists():
-        return {}
-    listed = read_json(path, dict[str, list[str]], remedy=_REWRITE)
-    if set(listed) != {*DESCRIPTION}:
-        raise UserError(f"{path} is damaged (it does not list {DESCRIPTION}); {_REWRITE}")
-    return listed
