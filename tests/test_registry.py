@@ -53,7 +53,6 @@ def read(**tree):
 
 def test_a_part_is_built_with_its_settings_and_of_what_else_is_known_with_what_it_declares():
     crop = read(kind="crop", size=3).build(channels=5, dim=128)
-    assert crop.settings == {"size": 3, "share": 0.5, "shapes": (1.0,), "channels": 5}
     assert repr(crop) == "Crop(size=3, share=0.5, shapes=(1.0,), channels=5)"
     wider = read(kind="wider", size=3, share=0.25)
     assert type(wider.build()) is Wider

@@ -136,11 +136,6 @@ class Part(nn.Module, metaclass=_PartType):
             ValueError: They do not go together.
         """
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {name: getattr(self, name) for name in self.fields}
-
     def __repr__(self) -> str:
         shown = (name for name, field in self.fields.items() if field.repr)
         arguments = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
