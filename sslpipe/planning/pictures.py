@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor
 
 from sslpipe.data.loader import one_pass
@@ -17,16 +17,12 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.monitor import Watched
 from sslpipe.run.contract import Plan
-from sslpipe.sharding.show import choose_ids
+from sslpipe.sharding.show import BACKGROUND, FAINT, INK, Cell, choose_ids, draw_sheet, fitted
 
 QUERIES = 8  # held-out images of a sheet, the same ones at each evaluation
 NEAREST = 5  # shown beside each
-_CELL_PX = 72
-_FRAME_PX = 3
-_PAPER = (250, 250, 248)
-_SAME = (40, 150, 70)  # the frame of a neighbour of the query's class
+_SAME = (40, 150, 70)  # the class below a neighbour that is of the query's
 _OTHER = (200, 50, 40)
-_UNKNOWN = (160, 160, 156)
 
 
 def preview(
@@ -87,32 +83,28 @@ def _unit(rows: Tensor) -> Tensor:
 def neighbours_picture(watched: Watched, ids: NDArray[np.int64]) -> Image.Image:
     """Draw a contact sheet: a row for each query, itself first, then its nearest.
 
-    A green frame is an image of the query's class, a red one of another; grey: without labels.
+    The class below an image is green where it is the query's, red where it is another one, grey
+    where one of the two is not known.
 
     Args:
         watched: The samples, and how they are read.
         ids: From `nearest_ids`.
     """
     thumbnails = _thumbnails(watched, ids)
-    labels = watched.split.labels_of(ids.ravel()).reshape(ids.shape)
-    side = _CELL_PX + 2 * _FRAME_PX
-    sheet = Image.new("RGB", (ids.shape[1] * side + side // 3, len(ids) * side), _PAPER)
-    pen = ImageDraw.Draw(sheet)
-    for row, samples in enumerate(ids.tolist()):
-        for column, sample in enumerate(samples):
-            left = column * side + (side // 3 if column else 0)  # the query stands apart
-            top = row * side
-            if column:
-                colour = _UNKNOWN
-                if labels[row, 0] >= 0 and labels[row, column] >= 0:
-                    colour = _SAME if labels[row, 0] == labels[row, column] else _OTHER
-                pen.rectangle((left, top, left + side - 1, top + side - 1), colour)
-            if sample in thumbnails:  # not one that cannot be read
-                picture = thumbnails[sample]
-                x = left + (side - picture.width) // 2
-                y = top + (side - picture.height) // 2
-                sheet.paste(picture, (x, y))
-    return sheet
+    unreadable = Image.new("RGB", (1, 1), BACKGROUND)
+    cells = []
+    for samples in ids:
+        labels = watched.split.labels_of(samples).tolist()
+        for place, (sample, label) in enumerate(zip(samples.tolist(), labels, strict=True)):
+            colour = _SAME if label == labels[0] else _OTHER
+            if place == 0:
+                colour = INK
+            elif min(label, labels[0]) < 0:
+                colour = FAINT
+            name = watched.split.class_name(label) or "no label"
+            pictures = [thumbnails.get(sample, unreadable)]
+            cells.append(Cell(pictures, words=name, colour=colour, name=f"id {sample}"))
+    return draw_sheet(cells, columns=ids.shape[1])
 
 
 def _thumbnails(watched: Watched, ids: NDArray[np.int64]) -> dict[int, Image.Image]:
@@ -131,9 +123,5 @@ def _thumbnails(watched: Watched, ids: NDArray[np.int64]) -> dict[int, Image.Ima
         for sample, image, size in zip(batch.ids.tolist(), batch.images, batch.sizes, strict=True):
             height, width = size.tolist()
             units = image[:, :height, :width].numpy()
-            picture = Image.fromarray(watched.split.image_type.picture(units))
-            factor = _CELL_PX / max(height, width)
-            sides = (max(1, round(width * factor)), max(1, round(height * factor)))
-            smooth = Image.Resampling.LANCZOS if factor < 1 else Image.Resampling.NEAREST
-            thumbnails[sample] = picture.resize(sides, smooth)
+            thumbnails[sample] = fitted(watched.split.image_type.picture(units))
     return thumbnails

@@ -115,22 +115,23 @@ def test_the_nearest_are_those_of_a_loop():
     assert nearest_ids(two, two).tolist() == [[100, 101], [101, 100]]
 
 
-def test_a_sheet_frames_neighbours_by_their_class(data):
+def test_a_sheet_names_the_class_of_neighbours_in_its_colour(data):
     split = load_index(data).split("train")
     labels = split.labels
     same = int(np.flatnonzero(labels == labels[0])[1])
     other = int(np.flatnonzero(labels != labels[0])[0])
     sheet = neighbours_picture(Watched(split, labels, canvas_px=16), np.array([[0, same, other]]))
-    pixels = np.asarray(sheet)
-    side = 78
-    corners = [pixels[0, side // 3 + column * side].tolist() for column in (1, 2)]
-    assert corners[0][1] > corners[0][0]  # green
-    assert corners[1][0] > corners[1][1]  # red
+    inks = []
+    for left in (160, 300):  # below the two neighbours
+        letters = np.asarray(sheet.crop((left, 149, left + 128, 165))).reshape(-1, 3).astype(int)
+        inks.append(letters[letters.sum(1).argmin()].tolist())
+    assert inks[0][1] > inks[0][0]  # green
+    assert inks[1][0] > inks[1][1]  # red
     # the query itself, enlarged
-    query = np.asarray(sheet.crop((3, 3, 75, 75)))
+    query = np.asarray(sheet.crop((20, 20, 148, 148)))
     (batch,) = sslpipe.data.loader.one_pass(split, ids=[0], canvas_px=16, num_workers=0)
     image = Image.fromarray(batch.images[0].permute(1, 2, 0).numpy())
-    assert np.array_equal(query, image.resize((72, 72), Image.Resampling.NEAREST))
+    assert np.array_equal(query, image.resize((128, 128), Image.Resampling.NEAREST))
 
 
 def test_a_long_run_has_few_sheets_and_one_of_its_end():
