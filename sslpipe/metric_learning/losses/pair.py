@@ -5,13 +5,12 @@ Each is a `MetricLoss`: its formula is `row_terms(batch, pairs) -> terms`.
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from sslpipe.metric_learning.losses.metric_loss import AboveZero, MetricLoss, NumClasses
 from sslpipe.metric_learning.losses.pairwise import (
@@ -22,7 +21,6 @@ from sslpipe.metric_learning.losses.pairwise import (
     linear,
     per_pair,
     per_row,
-    tiles,
 )
 from sslpipe.registry.part import Derived, Dim
 
@@ -223,40 +221,10 @@ def _hinges(
     d (n, M); near, far (n,) with gradient.
     """
     slots = pairs.slots()
-    gap = (slots.take(d) - near[:, None]).clamp_min(0)  # (n, P)
+    gap = F.relu(slots.take(d) - near[:, None])  # (n, P)
     positives = per_pair(gap.square() if squared else gap, slots.filled)
-    total, active = cast(tuple[Tensor, Tensor], _FarHinges.apply(d, far, pairs.negative, squared))
-    return positives, PerAnchor(total, pairs.negative.sum(1), active)
-
-
-class _FarHinges(torch.autograd.Function):
-    """(n, M), (n,) -> (n,), (n,): [far - d]+ of the negatives added up, and how many are above 0.
-
-    In tiles; the gradient is made with the sums, as it is linear in what comes back a row.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, d: Tensor, far: Tensor, negative: Tensor, squared: bool
-    ) -> tuple[Tensor, Tensor]:
-        total = torch.empty_like(far)
-        active = torch.empty_like(far)
-        slopes = torch.empty_like(d)
-        for rows in tiles(*d.shape):
-            gap = torch.sub(far[rows, None], d[rows], out=slopes[rows])
-            gap.masked_fill_(~negative[rows], 0).clamp_min_(0)
-            total[rows] = gap.square().sum(1) if squared else gap.sum(1)
-            active[rows] = gap.sign().sum(1)
-            gap.mul_(2) if squared else gap.sign_()
-        ctx.save_for_backward(slopes)
-        ctx.mark_non_differentiable(active)
-        return total, active
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        (slopes,) = ctx.saved_tensors
-        return slopes * -grad[:, None], slopes.sum(1) * grad, None, None
+    gap = F.relu(far[:, None] - d)  # (n, M)
+    return positives, per_pair(gap.square() if squared else gap, pairs.negative)
 
 
 def _together(one: PerAnchor, two: PerAnchor) -> PerAnchor:

@@ -28,8 +28,6 @@ from sslpipe.registry.part import Dim
 Shape = Literal["hinge", "softplus", "ratio"]
 Kind = Literal["all", "violating", "hard", "semi_hard"]
 
-MOST_POSITIVES = 24  # from here on sorting the negatives costs less than meeting each
-
 
 class TripletLoss(MetricLoss):
     """Want a positive nearer than a negative, by a margin: [D(a, p) - D(a, n) + margin]+.
@@ -213,9 +211,7 @@ def triplet_sums(
         kind: Which triplets count: "all"; "violating" v > 0; "hard" far_an < near_ap; "semi_hard"
             far_an > near_ap and v > 0.
 
-    O(n M) memory. Time O(n M P) for P positives an anchor; for hinges with more than MOST_POSITIVES
-    O(n M log M): negatives are sorted once a row and each positive meets a prefix of them, whose
-    sum is known.
+    O(n M) memory, O(n M P) time for P positives an anchor.
     """
     rule = _Rule(pairs, margin, shape, kind)
     return PerAnchor(*cast(tuple[Tensor, ...], _TripletSums.apply(near, far, rule)))
@@ -237,11 +233,7 @@ class _TripletSums(torch.autograd.Function):
         far = near if far is None else far
         slots = rule.pairs.slots()
         nearby = slots.take(near).masked_fill_(~slots.filled, -torch.inf)  # (n, P)
-        most = slots.columns.shape[1]
-        if rule.shape == "hinge" and rule.pairs.triplets is None and most > MOST_POSITIVES:
-            total, active, grad_near, grad_far = _sorted_sums(nearby, far, rule)
-        else:
-            total, active, grad_near, grad_far = _direct_sums(nearby, far, rule)
+        total, active, grad_near, grad_far = _direct_sums(nearby, far, rule)
         if rule.kind != "all":
             items = active
         elif rule.pairs.triplets is None:
@@ -308,22 +300,3 @@ def _curve(v: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
         return F.softplus(v), p
     square = p.square()
     return 2 * square, 4 * square * (1 - p)
-
-
-def _sorted_sums(nearby: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A positive counts with the sorted negatives from place `low` to before place `high`."""
-    ordered, order = far.masked_fill(~rule.pairs.negative, torch.inf).sort(1)
-    sums = F.pad(ordered.masked_fill(ordered == torch.inf, 0).cumsum(1), (1, 0))
-    reach = nearby + rule.margin  # (n, P): a far distance below it is active
-    low = torch.zeros_like(order[:, : nearby.shape[1]])
-    high = torch.searchsorted(ordered, reach if rule.kind != "hard" else nearby)
-    if rule.kind == "semi_hard":  # beyond the positive
-        low = torch.searchsorted(ordered, nearby, right=True)
-    met = (high - low).clamp_min_(0)  # (n, P)
-    high = low + met
-    ends = torch.where(met > 0, reach, 0) * met - (sums.gather(1, high) - sums.gather(1, low))
-    steps = torch.zeros_like(sums)  # +1 where a positive's stretch begins, -1 behind its end
-    one = torch.ones_like(nearby)
-    steps.scatter_add_(1, low, one).scatter_add_(1, high, -one)
-    grad_far = torch.empty_like(far).scatter_(1, order, -steps.cumsum(1)[:, :-1])
-    return ends.sum(1), met.sum(1), met.to(far.dtype), grad_far
