@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from sslpipe.errors import UserError
 from sslpipe.evaluation.suite_file import read_suite
 from sslpipe.files import Finite, Int64, Stored, Tree, read_lines
-from sslpipe.run.checkpoint_files import BestOf
+from sslpipe.run.checkpoint_files import BestEntry
 from sslpipe.run.description import DataDescription, RunDescription, read_description
 from sslpipe.run.log import NumbersLine, QuarantineLine, read_metrics, unreadable_lines
 from sslpipe.run.status import newest_best, saved_step
@@ -97,7 +97,7 @@ class RunFiles(NamedTuple):
     classes: list[str]  # names by label, as they stand, of the data set that was evaluated
     damaged: dict[str, int]  # name of a log -> how many of its lines were skipped as damaged
     saved_step: int = 0  # of the newest checkpoint
-    best: BestOf | None = None  # the best checkpoint, where one is kept
+    best: BestEntry | None = None  # the best checkpoint, where one is kept
 
     @property
     def facts(self) -> Tree:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,21 +30,6 @@ NO_SAMPLES: BySample = {}
 EVALUATIONS = 10  # of a run, where run.monitor_steps does not say otherwise
 
 
-class Entry(NamedTuple):
-    """The best evaluation so far, as state.json has it."""
-
-    step: int | None = None  # steps done there; None before the first one
-    value: float = -math.inf  # their score, larger is better
-    since: int = 0  # evaluations after it that count, none of which was better
-    measure: str = ""  # what is compared, as the first evaluation decided
-    # of the weights that the run started from, where they are a candidate: their score; where that
-    # is MAP@R, their Recall@1, below which an evaluation is not the best; of a fine-tuning the
-    # MAP@R of each sample, which the best is clearly above
-    start: float | None = None
-    floor: float | None = None
-    start_by_sample: dict[int, float] | None = None
-
-
 class Best:
     """Follows the evaluations of a run; the same on all ranks.
 
@@ -63,10 +48,10 @@ class Best:
         self._keeps = config.keep == "best"
         self._patience = config.patience
         self._half_size_steps = half_size_steps
-        self.entry = Entry()
+        self.entry = BestEntry()
         # without a name the best weights were not kept
         if stored is not None and (stored.name is not None or not self._keeps):
-            self.entry = Entry(**stored.model_dump(exclude={"name"}))
+            self.entry = stored.model_copy(update={"name": None})
         self._before = self.entry
         self._is_new = False
 
@@ -83,7 +68,7 @@ class Best:
         start = self.entry.value if self.entry.step == 0 else None
         floor = None if start is None else values.get(BESIDE.get(self.entry.measure, ""))
         has_samples = start is not None and len(by_sample) > 1
-        self.entry = self.entry._replace(
+        self._update(
             since=0,
             start=start,
             floor=broadcast_object(floor),
@@ -102,13 +87,16 @@ class Best:
             return
         measure = broadcast_object(self.entry.measure or measured(values))
         since = self.entry.since + (1 if done > self._half_size_steps else 0)
-        self.entry = self.entry._replace(measure=measure, since=since)
+        self._update(measure=measure, since=since)
         self._before = self.entry
         score = broadcast_object(self._score(values, by_sample))
         self._is_new = False
         if score is not None and score > self.entry.value:
-            self.entry = self.entry._replace(step=done, value=score, since=0)
+            self._update(step=done, value=score, since=0)
             self._is_new = True
+
+    def _update(self, **changes: Any) -> None:
+        self.entry = self.entry.model_copy(update=changes)
 
     def _score(self, values: Values, by_sample: BySample) -> float | None:
         """Return what an evaluation is compared by, larger is better; None: it is not the best."""
@@ -135,10 +123,9 @@ class Best:
     def saved(self, success: bool) -> None:
         """Take in whether the checkpoint was written: what was not is not the best one."""
         if self.wants_checkpoint and not success:
-            start = self.entry.start
-            floor = self.entry.floor
-            by_sample = self.entry.start_by_sample
-            self.entry = self._before._replace(start=start, floor=floor, start_by_sample=by_sample)
+            now = self.entry
+            self.entry = self._before
+            self._update(start=now.start, floor=now.floor, start_by_sample=now.start_by_sample)
         self._is_new = False
 
     def state(self) -> dict[str, Any]:
@@ -146,18 +133,15 @@ class Best:
         step = self.entry.step
         if step is None or not (self._keeps or self._patience):
             return {}
-        entry = {key: value for key, value in self.entry._asdict().items() if value is not None}
+        entry = {key: value for key, value in self.entry if value is not None}
         name = {"name": f"step-{step:08d}"} if self._keeps else {}
         return {"best": {**entry, **name}}
 
     @property
     def choice(self) -> str:
         """Return which checkpoint commands take, and why; "" where it is the last one."""
-        state = self.state()
-        if not state:
-            return ""
-        best = BestEntry(**state["best"])
-        return f"commands take {best.name}, {best.reason}" if best.reason else ""
+        reason = self.entry.reason if self._keeps else ""
+        return f"commands take step-{self.entry.step:08d}, {reason}" if reason else ""
 
     def __str__(self) -> str:
         step = self.entry.step

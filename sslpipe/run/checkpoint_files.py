@@ -3,6 +3,7 @@
 `checkpoint.py` writes them, and tells what the files are.
 """
 
+import math
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -40,18 +41,19 @@ def describe_newest(run_dir: Path) -> str:
 
 
 class BestEntry(Stored):
-    """The best evaluation so far."""
+    """The best evaluation so far, as a run follows it and state.json has it."""
 
     name: str | None = None  # of its checkpoint, where the run keeps it
-    step: Int64
-    value: Finite  # their score, larger is better
-    since: Int64 = 0  # evaluations after it, none of which was better
+    step: Int64 | None = None  # steps done there; none before the first one
+    value: Finite = -math.inf  # their score, larger is better
+    since: Int64 = 0  # evaluations after it that count, none of which was better
     measure: str = ""  # what is compared, as the first evaluation decided
-    # of the weights that the run started from, where they are a candidate: their score, and their
-    # Recall@1 where MAP@R is the score, below which an evaluation is not the best
+    # of the weights that the run started from, where they are a candidate: their score; where that
+    # is MAP@R, their Recall@1, below which an evaluation is not the best; of a fine-tuning the
+    # MAP@R of each sample, by its id, which the best is clearly above
     start: Finite | None = None
     floor: Finite | None = None
-    start_by_sample: dict[int, Finite] | None = None  # id -> MAP@R of the start
+    start_by_sample: dict[int, Finite] | None = None
 
     @property
     def reason(self) -> str:
@@ -84,19 +86,12 @@ class State(Stored):
     classes: list[Int64] | None = None  # labels that a fine-tuning has seen
 
 
-class BestOf(NamedTuple):
-    """The best checkpoint of a run."""
-
-    name: str
-    reason: str = ""  # of a run from weights whose start was a candidate: commands take the best
-
-
-def best_of(checkpoint: Path) -> BestOf | None:
+def best_of(checkpoint: Path) -> BestEntry | None:
     """Read which checkpoint was the best when this one was written; None: none was kept."""
     with suppress(CheckpointError):
         best = read_state(checkpoint).best
         if best is not None and best.name is not None:
-            return BestOf(best.name, best.reason)
+            return best
     return None
 
 
@@ -172,7 +167,7 @@ def choose_checkpoint(run_dir: Path, name: str | None) -> Choice:
     best = None if name == "last" else best_of(last)
     if name != "best" and (best is None or not best.reason):
         return Choice(last)
-    if best is None:
+    if best is None or best.name is None:
         raise CheckpointError(
             f"{run_dir} keeps no best checkpoint: run.keep = 'last', or no evaluation had a number "
             f"yet; there are: {', '.join(checkpoint_names(run_dir / 'checkpoints'))}"

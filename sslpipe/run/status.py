@@ -22,7 +22,7 @@ from sslpipe.arguments import checked
 from sslpipe.errors import UserError
 from sslpipe.evaluation.suite_file import read_suite
 from sslpipe.portable import read_regular
-from sslpipe.run.checkpoint_files import BestOf, best_of, checkpoint_names, newest
+from sslpipe.run.checkpoint_files import BestEntry, best_of, checkpoint_names, newest
 from sslpipe.run.description import Outline, read_description
 from sslpipe.run.lock import holder_of
 from sslpipe.run.log import (
@@ -118,7 +118,7 @@ def saved_step(run_dir: Path) -> int:
     return int(last.name.removeprefix("step-")) if last else 0
 
 
-def newest_best(run_dir: Path) -> BestOf | None:
+def newest_best(run_dir: Path) -> BestEntry | None:
     """Return what the newest checkpoint says is the best one; None: none is kept."""
     last = newest(run_dir)
     return best_of(last) if last else None
