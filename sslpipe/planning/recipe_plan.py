@@ -2,14 +2,13 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
-from torch.optim import Optimizer
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.preview import DrawPartners, preview_grid
@@ -20,44 +19,23 @@ from sslpipe.evaluation.monitor import HeldOutScores, Watched
 from sslpipe.export.start import Start
 from sslpipe.planning.memory import warn_of_memory
 from sslpipe.planning.pictures import nearest_ids, neighbours_picture
-from sslpipe.recipe.identity import run_identity
 from sslpipe.run.contract import PartsT, Plan, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipePlan(Plan[PartsT]):
-    """A plan made from a recipe, whatever it trains.
-
-    Attributes:
-        order_version: Of the rule that orders samples; part of the identity.
-    """
+    """A plan made from a recipe, whatever it trains."""
 
     start: Start
-
-    order_version: ClassVar[int]
 
     @staticmethod
     @abstractmethod
     def measure(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutScores:
         """Score a backbone on the held-out samples; see `sslpipe.evaluation.monitor`."""
 
-    def identity(self) -> dict[str, Any]:
-        """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
-        return run_identity(self.recipe, self.index, self.order_version)
-
-    @property
-    def half_size_steps(self) -> int:
-        """How many first steps see views of half the size, by augment.half_size_share."""
-        return self.recipe.half_size_steps
-
     def warn_of_memory(self, parts: PartsT, process: Rank) -> None:
         """Warn where this machine has less memory free than a step needs; see `planning.memory`."""
         warn_of_memory(self, parts, process)
-
-    def optimizer(self, parts: PartsT) -> Optimizer:
-        """Build the optimizer over `groups`, once the parts are on their device."""
-        optimizer: Optimizer = self.recipe.optim.build(groups=self.groups(parts))
-        return optimizer
 
     def view(self, parts: PartsT) -> EvalView:
         """Return the view of the run's evaluations."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from sslpipe.data.order import Order
 from sslpipe.data.partners import Pairing
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import Rank
+from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.run.health import Alarms
 
@@ -143,9 +144,11 @@ class Plan(ABC, Generic[PartsT]):
     start: StartingWeights
     not_used: str | None
 
-    @abstractmethod
+    order_version: ClassVar[int]  # of the rule that orders samples; part of the identity
+
     def identity(self) -> dict[str, Any]:
         """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
+        return run_identity(self.recipe, self.index, self.order_version)
 
     @abstractmethod
     def build(self) -> PartsT:
@@ -170,14 +173,15 @@ class Plan(ABC, Generic[PartsT]):
     def groups(self, parts: PartsT) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
 
-    @abstractmethod
     def optimizer(self, parts: PartsT) -> Optimizer:
         """Build the optimizer over `groups`, once the parts are on their device."""
+        optimizer: Optimizer = self.recipe.optim.build(groups=self.groups(parts))
+        return optimizer
 
     @property
     def half_size_steps(self) -> int:
         """How many first steps see views of half the size; 0: none."""
-        return 0
+        return self.recipe.half_size_steps
 
     def micro_batches(self, world_size: int) -> list[Tensor]:
         """Return the rows of this rank's micro-batches; one or none: the batch is not cut."""

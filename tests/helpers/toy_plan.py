@@ -92,6 +92,8 @@ class Random:
 class Toy(PretrainingPlan[Parts]):
     followed: list[int] = field(default_factory=list)
 
+    half_size_steps = 0
+
     @classmethod
     def make(cls, data: Path) -> "Toy":
         recipe = RunRecipe.model_construct(  # its parts are those above: nothing is looked up
