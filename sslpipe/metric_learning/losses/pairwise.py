@@ -368,29 +368,21 @@ class Slots(NamedTuple):
 
 
 def positive_slots(positive: Tensor, most_positives: int | None = None) -> Slots:
-    """Find the columns of each row's positives, ascending, from a mask (n, M).
+    """Find the columns of each row's positives, ascending, from a mask (n, M), M > 0.
 
     Args:
         positive: The mask.
         most_positives: A bound of a row's; with it nothing is counted on a CUDA device, which
             would wait, and there are so many slots.
     """
-    if positive.is_cuda and most_positives is not None and positive.shape[1]:
-        width = max(1, min(most_positives, positive.shape[1]))
-        early = torch.arange(positive.shape[1], 0, -1, dtype=torch.int32, device=positive.device)
-        first = (positive * early).topk(width, dim=1).values  # the columns, counted from the end
-        filled = first > 0
-        return Slots((positive.shape[1] - first.long()).masked_fill_(~filled, 0), filled)
-    at = positive.flatten().nonzero()[:, 0]  # in less time than rows and columns at once
-    rows = at // positive.shape[1]
-    columns = at % positive.shape[1]
-    counts = rows.bincount(minlength=len(positive))  # (n,)
-    most = max(1, int(counts.max()) if len(counts) else 0)
-    place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-    slots = Slots(counts.new_zeros(len(counts), most), positive.new_zeros(len(counts), most))
-    slots.columns[rows, place] = columns
-    slots.filled[rows, place] = True
-    return slots
+    if most_positives is None or not positive.is_cuda:
+        most_positives = int(positive.sum(1).max()) if len(positive) else 0
+    columns = positive.shape[1]
+    width = max(1, min(most_positives, columns))
+    early = torch.arange(columns, 0, -1, dtype=torch.int32, device=positive.device)
+    first = (positive * early).topk(width, dim=1).values  # the columns, counted from the end
+    filled = first > 0
+    return Slots((columns - first.long()).masked_fill_(~filled, 0), filled)
 
 
 def occurrence(labels: Tensor) -> Tensor:

@@ -73,8 +73,6 @@ class BatchHardLoss(MetricLoss):
 
     def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         d = batch.distances(self.distance)
-        if d.shape[1] == 0:
-            return [per_row(d.sum(1), d.new_zeros(len(d), dtype=torch.bool))]
         farthest = d.masked_fill(~pairs.positive, -torch.inf).max(1).values
         nearest = d.masked_fill(~pairs.negative, torch.inf).min(1).values
         both = pairs.positive.any(1) & pairs.negative.any(1)
