@@ -38,8 +38,6 @@ class EmbeddingQueue(nn.Module):
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
-        if size < 1 or dim < 1:
-            raise ValueError(f"size = {size} and dim = {dim} must be at least 1")
         self.register_buffer("embeddings", torch.zeros(size, dim))
         self.register_buffer("labels", torch.full((size,), -1))
         self.register_buffer("ids", torch.full((size,), -1))

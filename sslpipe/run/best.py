@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sslpipe.distributed import broadcast_object
-from sslpipe.recipe.sections import RunConfig
+from sslpipe.recipe.sections import EVALUATIONS, RunConfig
 from sslpipe.run.checkpoint_files import BestEntry
 
 # what decides: the first that the first evaluation has
@@ -27,7 +27,6 @@ Values = Mapping[str, float]
 BySample = Mapping[int, float]  # id -> MAP@R
 
 NO_SAMPLES: BySample = {}
-EVALUATIONS = 10  # of a run, where run.monitor_steps does not say otherwise
 
 
 class Best:
