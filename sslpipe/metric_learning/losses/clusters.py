@@ -129,14 +129,7 @@ class HardClusterLoss(MetricLoss):
         member = (
             groups.column_group == torch.arange(len(groups.means), device=to_means.device)[:, None]
         )
-        between = LabelledRows(
-            anchors=groups.means,
-            columns=groups.means,
-            labels=groups.labels,
-            column_labels=groups.labels,
-            first=0,
-            references=0,
-        )
+        between = batch._replace(anchors=groups.means, columns=groups.means)
         apart = between.distances("euclidean").clone().fill_diagonal_(torch.inf)
         mine = slice(batch.first, batch.first + len(batch.labels))
         first = (occurrence(batch.column_labels)[mine] == 0) & (batch.labels >= 0)
