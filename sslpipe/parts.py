@@ -177,17 +177,6 @@ def batch_is_too_small(recipe: Recipe, loss_fn: Objective) -> None:
         )
 
 
-def masks_no_negatives(recipe: Recipe, loss_fn: Objective) -> None:
-    """Refuse [pairs] that masks negatives with an objective that cannot."""
-    has_negatives = loss_fn.negatives_per_anchor(recipe.data.batch_size) > 0
-    masks = recipe.pairs.masks if recipe.pairs else ()
-    if masks and has_negatives and not loss_fn.takes_groups:
-        raise RecipeError(
-            f"loss.kind = {recipe.loss.kind!r} takes no groups, so that [pairs] cannot keep images "
-            "from being negatives; leave pairs.positive and pairs.never_negative out"
-        )
-
-
 def has_no_momentum_encoder(recipe: Recipe, loss_fn: Objective) -> None:
     """Refuse an objective that compares keys of earlier steps without [momentum]."""
     if loss_fn.needs_momentum_encoder and recipe.momentum is None:
@@ -200,7 +189,6 @@ def has_no_momentum_encoder(recipe: Recipe, loss_fn: Objective) -> None:
 LOSS_REFUSALS = (
     has_weights_of_its_own,
     batch_is_too_small,
-    masks_no_negatives,
     has_no_momentum_encoder,
 )
 

@@ -4,12 +4,11 @@ from collections.abc import Generator
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from sslpipe.data.loader import batches
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import all_gather_rows
-from sslpipe.run.contract import Objective, PretrainingPartsT, PretrainingPlan
+from sslpipe.run.contract import PretrainingPartsT, PretrainingPlan
 from sslpipe.run.health import embedding_health
 from sslpipe.run.opening import open_run
 from sslpipe.run.run import Run
@@ -44,7 +43,7 @@ def pretrain(
         for step, batch in run.steps(open_batches(plan, run)):  # sets the learning rate; all ranks
             views = run.augment(batch)  # 2 x (B, 3, S, S), made as the model takes them
             z_a, z_b = run.model(views).chunk(2)  # 2 x (B, D), one forward, or micro-batches
-            loss = loss_fn(z_a, z_b, **loss_arguments(loss_fn, views.batch))  # (), over all ranks
+            loss = loss_fn(z_a, z_b, **views.batch.loss_arguments)  # (), over all ranks
             with run.step(batch, loss):  # backward, clip, optimizer; a non-finite one is skipped
                 plan.follow(run.parts, step)  # a momentum encoder, an average
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
@@ -52,14 +51,6 @@ def pretrain(
                 run.log({**health, **loss_fn.stats(), **partner_shares(batch)})
             run.after(step)  # evaluate, save, stop: where due
         return run.finish()
-
-
-def loss_arguments(loss_fn: Objective, batch: Batch) -> dict[str, Tensor]:
-    """Return what the objective takes beside the embeddings; groups only where it knows them."""
-    arguments = batch.loss_arguments
-    if "groups" in arguments and not loss_fn.takes_groups:
-        del arguments["groups"]  # it has no negatives
-    return arguments
 
 
 def partner_shares(batch: Batch) -> dict[str, float]:

@@ -5,7 +5,6 @@ negatives are the other views of the global batch; it needs nothing but a `row_l
 LabelMaskingLoss: such a one that can keep images of one label from being negatives.
 """
 
-import inspect
 from typing import Annotated, Any
 
 import torch
@@ -54,7 +53,6 @@ class Objective(Part):
         """Compute the loss of two views. Collective.
 
         With [pairs] the two views of a row may show two samples: `ids` and `labels` are (B, 2).
-        Where there are `groups`, an objective that does not take them is refused.
 
         Args:
             z_a: (B, D), embeddings of the first views of this rank's images.
@@ -78,14 +76,6 @@ class Objective(Part):
                 "loss(z_a, z_b, labels=labels)"
             )
         return super().__call__(*views, **known)
-
-    @property
-    def takes_groups(self) -> bool:
-        """Whether groups, whose views are not negatives, are a keyword of `forward`."""
-        parameters = inspect.signature(self.forward).parameters
-        return "groups" in parameters or any(
-            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
-        )
 
     def refuses(self, samples: int, *, paired: bool) -> str | None:
         """Return why a run cannot begin on a split of so many samples, with [pairs] or without."""

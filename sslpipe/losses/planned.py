@@ -46,8 +46,7 @@ def planned_negatives(
     means = []
     for known in arguments:
         rows = torch.empty(len(known["ids"]), 1)
-        groups = known.get("groups") if loss_fn.takes_groups else None
-        anchors = loss_fn.find_anchors(rows, known["ids"], known["labels"], groups)
+        anchors = loss_fn.find_anchors(rows, known["ids"], known["labels"], known.get("groups"))
         means.append(float(anchors.mean_negatives))
     return means
 

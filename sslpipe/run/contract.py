@@ -223,10 +223,6 @@ class Objective(Protocol):
     embeds: bool
     had_negatives: bool
 
-    @property
-    def takes_groups(self) -> bool:
-        """Whether it keeps views of one group from being negatives."""
-
     def __call__(self, z_a: Tensor, z_b: Tensor, **known: Tensor) -> Tensor:
         """Compute the loss () over all ranks, of embeddings (B, D) each. Collective."""
 

@@ -53,7 +53,6 @@ class Length(nn.Module):
 
     embeds = True
     had_negatives = False
-    takes_groups = False
 
     def forward(self, z_a: Tensor, z_b: Tensor, *, ids: Tensor, labels: Tensor) -> Tensor:
         return (z_a.square() + z_b.square()).mean()

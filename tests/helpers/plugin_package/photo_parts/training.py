@@ -21,7 +21,7 @@ class AlignmentLoss(Objective):
     """Of the hinge."""
     last_distance = 0.0
 
-    def forward(self, z_a, z_b, *, ids=None, labels=None):
+    def forward(self, z_a, z_b, *, ids=None, labels=None, groups=None):
         z_a, z_b = gather_with_grad(z_a), gather_with_grad(z_b)  # (N, D), of all processes
         distance = F.mse_loss(z_a, z_b)
         spread = F.relu(1 - z_a.std(0)).mean() + F.relu(1 - z_b.std(0)).mean()
