@@ -38,10 +38,15 @@ SPARE = 32  # rows proposed beyond k: most queries are then proved complete
 
 
 class Neighbours(NamedTuple):
-    """The nearest rows of some queries, (Q, k) int64, and their cosines, (Q, k) float32."""
+    """The nearest rows of some queries, (Q, k) int64, and their similarities, (Q, k) float32."""
 
     indices: Tensor
     similarities: Tensor
+
+    @property
+    def cosines(self) -> Tensor:
+        """The similarities in [-1, 1], (Q, k): of rows in fixed point they may be 1e-7 beyond."""
+        return self.similarities.clamp(-1, 1)
 
     def of(self, queries: Tensor | slice) -> "Neighbours":
         """Select some queries."""

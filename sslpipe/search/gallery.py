@@ -30,6 +30,7 @@ from sslpipe.evaluation.whiten import Whitening
 from sslpipe.files import Finite, Stored, json_text, parse_json
 from sslpipe.portable import open_regular, replacing
 
+SAME = 1 - 1e-6  # the cosine of an image with itself, in batches of other sizes
 NO_THRESHOLD = "no threshold is set: every image gets the nearest name, a stranger's too"
 
 
@@ -147,6 +148,25 @@ class Gallery:
         self._owner = torch.cat([self._owner, torch.tensor(places)])
 
     @checked
+    def holds(self, names: Sequence[str], embeddings: Rows) -> Tensor:
+        """Return which rows are enrolled under their names already, as of the same images.
+
+        Args:
+            names: One a row; they need not be there.
+            embeddings: (n, D).
+
+        Returns:
+            (n,) bool.
+        """
+        rows = self._checked(embeddings, names)
+        held = torch.zeros(len(rows), dtype=torch.bool)
+        for name in {name for name in names if name in self}:
+            own = torch.tensor([other == name for other in names])
+            best = nearest(self.embeddings(name), rows[own], 1, units=True)
+            held[own] = best.similarities[:, 0] >= SAME
+        return held
+
+    @checked
     def remove(self, name: str) -> None:
         """Forget a name and its embeddings."""
         place = self._place(name)
@@ -177,7 +197,7 @@ class Gallery:
         names = self.names
         ranked = []
         for places, scores in zip(
-            self._owner[neighbours.indices].tolist(), neighbours.similarities.tolist(), strict=True
+            self._owner[neighbours.indices].tolist(), neighbours.cosines.tolist(), strict=True
         ):
             best: dict[int, float] = {}
             for place, score in zip(places, scores, strict=True):
@@ -192,7 +212,7 @@ class Gallery:
         own = torch.tensor([self._place(name) for name in names])
         neighbours = nearest(self._embeddings, rows, 1, hidden=(self._owner, own))
         places = self._owner[neighbours.indices[:, 0]].tolist()
-        scores = neighbours.similarities[:, 0].tolist()
+        scores = neighbours.cosines[:, 0].tolist()
         known = self.names
         return [Match(known[p], score) for p, score in zip(places, scores, strict=True)]
 
@@ -332,7 +352,7 @@ def similarity(first: Tensor, second: Tensor) -> float:
     one = first.reshape(1, -1)
     other = second.reshape(1, -1)
     _refuse_zeros(torch.cat([one, other]), ("first", "second"))
-    return float(nearest(one, other, 1).similarities[0, 0])
+    return float(nearest(one, other, 1).cosines[0, 0])
 
 
 def threshold_at(scores: Tensor, far: float) -> float:
@@ -370,7 +390,7 @@ def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tenso
     first = first[different]
     second = second[different]
     parts = [
-        (units[a] * units[b]).sum(1).float()
+        (units[a] * units[b]).sum(1).float().clamp(-1, 1)
         for a, b in zip(first.split(2**16), second.split(2**16), strict=True)
     ]
     return torch.cat(parts) if parts else torch.zeros(0)

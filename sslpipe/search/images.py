@@ -314,4 +314,4 @@ class ImageSearch:
 
     def _hit(self, score: float, part: int, row: int) -> Hit:
         rows = self._rows[part]
-        return Hit(score, part, int(rows.ids[row]), int(rows.labels[row]))
+        return Hit(min(score, 1.0), part, int(rows.ids[row]), int(rows.labels[row]))

@@ -63,7 +63,7 @@ def gallery(call):
 def test_enrol_calibrate_identify_remove(photos, model, gallery):
     book = photos / "book.safetensors"
     said, _ = gallery("enrol", book, photos / "photos", "--model", model)
-    assert "9 images of 3 names; 3 names in all" in said
+    assert "9 images of 3 names (ann, bob, cy); 3 names in all" in said
     backbone, loaded = load_backbone(model), Gallery.load(book)
     pixels = decode((photos / "photos/bob/1.png").read_bytes(), 256)
     expected = backbone.encode(torch.from_numpy(pixels)[None])
@@ -97,6 +97,25 @@ def test_enrol_calibrate_identify_remove(photos, model, gallery):
         ["3", "bob"],
         ["1", "cy"],
     ]
+
+
+def test_an_image_is_enrolled_once_under_a_name(photos, model, gallery):
+    """The same folder again, with one image more, adds that one: the file has 3, 4 and 3 rows."""
+    book = photos / "book.safetensors"
+    words = ("enrol", book, photos / "photos", "--model", model)
+    gallery(*words)
+    before = Gallery.load(book)
+    said, _ = gallery(*words)
+    assert "0 images of no name; 3 names in all" in said
+    shutil.copy(photos / "strangers" / "0.png", photos / "photos" / "bob" / "new.png")
+    said, warned = gallery(*words)
+    assert "1 image of 1 name (bob); 3 names in all" in said
+    assert "skipped: 9 images enrolled already" in warned
+    after = Gallery.load(book)
+    for name, more in (("ann", 0), ("bob", 1), ("cy", 0)):
+        rows = before.embeddings(name)
+        assert len(after.embeddings(name)) == len(rows) + more
+        assert torch.equal(after.embeddings(name)[: len(rows)], rows)
 
 
 def test_a_threshold_of_fewer_names_is_reported(photos, model, gallery):
@@ -280,7 +299,8 @@ def test_mistakes_are_one_line(photos, model, gallery, tmp_path_factory):
     ):
         _, said = gallery(*words, status=2)
         assert text in said
-    said, warned = gallery("enrol", book, photos / "photos", "--model", model)
+    new = photos / "new.safetensors"
+    said, warned = gallery("enrol", new, photos / "photos", "--model", model)
     assert "skipped" in warned
     assert "9 images of 3 names" in said
 

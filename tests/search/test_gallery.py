@@ -153,6 +153,35 @@ def test_verify_scores_as_the_gallery_does():
     assert verify(query, some(1, 8)[0], threshold=higher) == (False, score)
 
 
+def test_rows_are_held_under_the_names_that_they_were_enrolled_with():
+    gallery, rows = filled(), some(73)
+    accent = unicodedata.normalize("NFD", "Zoë")
+    gallery.add(accent, some(1, 3))
+    asked = torch.cat([rows[:3], rows[:1] * (1 + 1e-5), some(2, 3)])
+    names = ["person 0", "person 1", "person 3", "person 0", unicodedata.normalize("NFC", accent)]
+    names.append("nobody")
+    assert gallery.holds(names, asked).tolist() == [True, True, False, True, True, False]
+
+
+def test_no_score_is_more_than_that_of_an_image_with_itself():
+    """Of rows in fixed point some have 1.0000001, and their opposites less than -1."""
+    rows = some(400, 12)
+    gallery = Gallery(DIM)
+    names = [str(number) for number in range(len(rows))]
+    gallery.enrol(names, rows)
+    ranked = gallery.rank(rows)
+    assert [match.name for (match,) in ranked] == names
+    scores = [match.score for (match,) in ranked]
+    scores += [similarity(row, row) for row in rows]
+    assert max(scores) == 1
+    assert min(scores) > 1 - 1e-6
+    assert min(similarity(row, -row) for row in rows) == -1
+    twice = torch.cat([rows, rows])
+    others = gallery.nearest_others(names, rows)
+    assert all(match.name != name for match, name in zip(others, names, strict=True))
+    assert different_pairs(twice, range(len(twice))).max() == 1
+
+
 def test_different_pairs_are_all_pairs_of_two_labels():
     rows, labels = some(12, 11), [0, 0, 1, 2, 2, 2, 3, 0, 1, 1, 3, 3]
     unit = rows.double() / rows.double().norm(dim=1, keepdim=True)

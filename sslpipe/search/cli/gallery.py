@@ -32,7 +32,7 @@ app = new_app(
     ],
 )
 
-SAME = 1 - 1e-6  # the cosine of an image with itself, in batches of other sizes
+MOST_NAMED = 3  # names in a line
 FLATTENED = "flattened"  # in a gallery's metadata: how, in words
 
 GalleryFile = Annotated[Path, argument("The gallery's file.", show_default=False)]
@@ -60,7 +60,7 @@ def enrol(
 ) -> None:
     """Add every name in a folder of folders.
 
-    Names that are enrolled already get more images.
+    Names that are enrolled already get more images, but none twice.
     """
     check_model(model.model)
     find_named_images(folder)
@@ -68,7 +68,7 @@ def enrol(
     named = find_named_images(folder, backbone.image_type, say)
     book, names = _enrol(gallery, backbone, named, flatten)
     show(
-        f"{gallery}: {counted(len(names), 'image')} of {counted(len({*names}), 'name')}; "
+        f"{gallery}: {counted(len(names), 'image')} of {_describe(names)}; "
         f"{counted(len(book), 'name')} in all"
     )
     if book.calibrated:
@@ -83,7 +83,7 @@ def _enrol(
     named: list[tuple[str, Path]],
     flatten: bool | None,
 ) -> tuple["Gallery", list[str]]:
-    """Add images to a gallery, or begin one with them; also the names of those that are read."""
+    """Add images to a gallery, or begin one with them; also the names of those that are new."""
     if gallery.exists():
         _open(gallery, backbone, flatten)  # it may be of another model: before images are read
     kept, embeddings = encode_readable(backbone, [path for _, path in named])
@@ -94,11 +94,25 @@ def _enrol(
             book = _open(gallery, backbone, flatten)
         else:
             book = _new(backbone, embeddings, names, flatten)
-        book.enrol(names, embeddings)
-        book.save(gallery)
+        held = book.holds(names, embeddings)
+        added = [name for name, is_held in zip(names, held.tolist(), strict=True) if not is_held]
+        if added:
+            book.enrol(added, embeddings[~held])
+            book.save(gallery)
+    if len(added) < len(names):
+        again = counted(len(names) - len(added), "image")
+        say(f"skipped: {again} enrolled already under the same name")
     _doubt_two_names(book, names, embeddings)
     _doubt_threshold(book)
-    return book, names
+    return book, added
+
+
+def _describe(names: list[str]) -> str:
+    """Count the different names, and list some: what became an identity."""
+    different = [*dict.fromkeys(names)]
+    some = ", ".join(map(one_line, different[:MOST_NAMED]))
+    more = f" and {len(different) - MOST_NAMED:,} more" * (len(different) > MOST_NAMED)
+    return f"{counted(len(different), 'name')} ({some}{more})" if some else "no name"
 
 
 def _doubt_threshold(book: "Gallery") -> None:
@@ -117,6 +131,8 @@ def _doubt_two_names(book: "Gallery", names: list[str], embeddings: "Tensor") ->
     if len(book) < 2:
         return
     nearest = book.nearest_others(names, embeddings)
+    from sslpipe.search.gallery import SAME
+
     others = [
         (name, match.name)
         for name, match in zip(names, nearest, strict=True)
@@ -214,6 +230,9 @@ def calibrate(
     check_model(model.model)
     _check_there(gallery)
     find_images(folder)
+
+    from sslpipe.search.gallery import SAME
+
     backbone = model.load()
     paths = find_images(folder, backbone.image_type)
     _open(gallery, backbone)
