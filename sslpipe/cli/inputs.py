@@ -134,10 +134,12 @@ def find_named_images(
 ) -> list[tuple[str, Path]]:
     """Return the name and the path of every image below FOLDER/NAME.
 
-    `say` is called with what is skipped. Raises: UserError where there is none.
+    `say` is called with what is skipped, or looks like a slip. Raises: UserError where there is
+    none.
     """
-    from sslpipe.sharding.image_folder import walk
+    from sslpipe.sharding.image_folder import are_times, walk
     from sslpipe.sharding.sources import class_of
+    from sslpipe.sharding.split_names import split_of
 
     below = walk(folder).folders if folder.is_dir() else []
     folders = [each for each in below if each.parent == folder]
@@ -156,6 +158,18 @@ def find_named_images(
     if loose:
         more = f" and {len(loose) - 1:,} more" * (len(loose) > 1)
         say(f"skipped: {loose[0]}{more}: not in a folder, so without a name")
+    named = {name: own for name, own in by_folder.items() if own}
+    if are_times(named) or all(split_of(name) for name in named):
+        say(
+            f"look at this: folders of years, days, a camera or splits became names, such as "
+            f"{min(named)}; give the folder of those who are in the images"
+        )
+    deeper = {path.parent for own in named.values() for path in own} - {*folders}
+    if deeper:
+        say(
+            f"look at this: folders in those of the names hold images, {len(deeper):,}, such as "
+            f"{min(deeper)}: where these are the names, give {min(deeper).parent}"
+        )
     return [(class_of(name) or name, path) for name, own in by_folder.items() for path in own]
 
 

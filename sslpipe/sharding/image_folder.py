@@ -7,7 +7,7 @@
 import os
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -65,9 +65,9 @@ _HARDLY_CLASSES = GENERIC | {
     *("thumbs", "thumbnails", "segmentations", "json", "xml"),
     *("jpegimages", "segmentationclass", "segmentationobject"),  # of Pascal VOC
 }
-# 2024-05-01 Rome, 20240501; 100APPLE of a camera
-_OF_A_DAY = re.compile(
-    r"(19|20)\d\d[-_. ]?(0[1-9]|1[0-2])[-_. ]?([0-2]\d|3[01])\b.*|\d{3}[A-Z_]{5}"
+# 2024, 2024-05, 2024-05-01 Rome, 20240501; 100APPLE of a camera
+_OF_A_TIME = re.compile(
+    r"(19|20)\d\d([-_. ]?(0[1-9]|1[0-2])([-_. ]?([0-2]\d|3[01])\b.*)?)?|\d{3}[A-Z_]{5}"
 )
 # folders and files that systems and programs make, in lower case
 _SYSTEM = frozenset(
@@ -492,6 +492,11 @@ def _unread(root: Path, left_out: Sequence[Entry]) -> list[str]:
     return doubts
 
 
+def are_times(names: Collection[str]) -> bool:
+    """Return whether all names are those of folders of years, months, days, or of a camera."""
+    return bool(names) and all(_OF_A_TIME.fullmatch(name) for name in names)
+
+
 def _end_of_name(path: Path) -> str:
     """Return how the name of an image should end; "" for another file."""
     try:
@@ -532,10 +537,10 @@ def _doubts(
             f"folders that are hardly classes became some, such as {shown(hardly[0])}; give the "
             "folder that holds the classes as --root"
         )
-    if classes and all(_OF_A_DAY.fullmatch(name) for name in classes):
+    if are_times(classes):
         doubts.append(
-            f"folders of days, or of a camera, became classes, such as {shown(min(classes))}; "
-            "--no-labels reads them without"
+            "folders of years, days, or of a camera, became classes, such as "
+            f"{shown(min(classes))}; --no-labels reads them without"
         )
     below = [place.relative_to(root).parts for place in places]
     pairs = {pair for parts in below for pair in pairwise(parts)}

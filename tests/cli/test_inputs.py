@@ -215,7 +215,29 @@ def test_folders_of_names_without_an_image_and_images_without_a_name_are_reporte
     paths = [tmp_path / name for name in ("ann/album/1.jpg", "bob/2.png")]
     assert named == [("ann", paths[0]), ("bob", paths[1])]
     assert [sum(name in line for line in said) for name in ("cy", "loose.jpg")] == [1, 1]
+    (slip,) = (line for line in said if line.startswith("look at this"))
+    assert str(tmp_path / "ann" / "album") in slip  # who is in ann/album, ann or album?
     for path in paths:
         path.unlink()
     with pytest.raises(UserError, match="hold no image"):
         find_named_images(tmp_path, RGB8)
+
+
+@pytest.mark.promise(17)
+@pytest.mark.parametrize(
+    ("names", "is_slip"),
+    [
+        ("2023 2024-05", True),
+        ("100APPLE 101APPLE", True),
+        ("Train test_images", True),
+        ("ann 2024", False),
+        ("Val Ann", False),  # a person's name
+        ("1001 1002", False),
+    ],
+)
+def test_years_and_splits_that_became_names_are_reported(tmp_path, names, is_slip):
+    for name in names.split():
+        grey(tmp_path / name / "1.png", 1)
+    said: list[str] = []
+    assert len(find_named_images(tmp_path, RGB8, said.append)) == 2
+    assert ["became names" in line for line in said] == [True] * is_slip
