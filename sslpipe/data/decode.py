@@ -299,7 +299,15 @@ def _by_pillow(raw: Buffer, kind: Kind, background: Colour | None) -> Pixels:
 
 
 def rgb_pixels(image: Image.Image, background: Colour | None = None) -> Pixels:
-    """Convert a Pillow image as `decode` does: (h, w, 3) uint8 RGB, EXIF-oriented."""
+    """Convert a Pillow image as `decode` does: (h, w, 3) uint8 RGB, EXIF-oriented.
+
+    Raises: BadSample for 32-bit values; those of a PPM are known to be of 16.
+    """
+    if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
+        raise BadSample(
+            f"a PIL image of mode {image.mode!r} has values of no known range; scale them to 8 "
+            "bits, mode 'L', or to 16, mode 'I;16'"
+        )
     image.load()
     if image.mode.startswith("I"):  # 16-bit grey
         grey = (np.asarray(image).astype(np.int32) >> 8).astype(np.uint8)  # (h, w)

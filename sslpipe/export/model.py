@@ -283,8 +283,6 @@ class FrozenBackbone(SavedBackbone):
             elif not isinstance(picture, Image.Image):
                 what = str(picture)
                 pixels = read_image(Path(picture), image_type, self.view.canvas_px)
-            elif picture.mode == "F":
-                raise BadSample("a PIL image of mode 'F' holds no 8-bit or 16-bit levels")
             else:
                 check_size(*picture.size)
                 rgb = np.ascontiguousarray(rgb_pixels(picture, image_type.background))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from sslpipe.data.decode import MAX_BYTES, BadSample, decode
+from sslpipe.data.decode import MAX_BYTES, BadSample, decode, rgb_pixels
 from tests.helpers.runs import ROOT
 
 CANVAS_PX = 256
@@ -70,6 +70,19 @@ def png16(values):
     height, width, channels = values.shape
     rows = b"".join(b"\0" + row.tobytes() for row in values)
     return b"".join(png_parts(width, height, 16, {1: 0, 3: 2}[channels], zlib.compress(rows)))
+
+
+def test_levels_of_16_bits_keep_their_high_byte_and_those_of_no_known_range_are_refused():
+    """Of Pillow's modes: I;16, I of a PPM, which is scaled to 16 bits, I and F of anything else."""
+    levels = np.array([[0, 255, 256], [1000, 40000, 65535]], np.uint16)
+    grey = Image.fromarray(levels)
+    ppm = Image.open(io.BytesIO(b"P5 3 2 65535 " + levels.astype(">u2").tobytes()))
+    assert (grey.mode, ppm.mode) == ("I;16", "I")
+    for image in (grey, ppm):
+        np.testing.assert_array_equal(rgb_pixels(image), np.stack([levels >> 8] * 3, axis=2))
+    for dtype in (np.int32, np.float32):
+        with pytest.raises(BadSample, match="no known range"):
+            rgb_pixels(Image.fromarray(levels.astype(dtype)))
 
 
 @pytest.mark.parametrize("scale", [1, 2, 4, 8])

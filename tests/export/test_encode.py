@@ -118,7 +118,8 @@ X = torch.zeros(2, 3, 40, 40, dtype=torch.uint8)
         (b"raw", r"images\[0\] cannot be encoded", ""),
         ([None], r"images\[0\] is a NoneType", "give paths"),
         ("nowhere.png", "nowhere.png", "No such file"),
-        (Image.new("F", (9, 9)), "'F'", "levels"),
+        (Image.new("F", (9, 9)), "'F'", "to 8 bits"),
+        (Image.new("I", (9, 9)), "'I'", "to 16, mode 'I;16'"),
     ],
 )
 def test_what_is_no_image_is_refused_by_name_with_the_remedy(model, given, named, remedy):
