@@ -243,7 +243,18 @@ class FusedViews(nn.Module):
 
 
 class KorniaViews(FusedViews):
-    """Make FusedViews' views by kornia's ops, row by row; ops.py says where kornia differs."""
+    """Make FusedViews' views by kornia's ops, row by row; ops.py says where kornia differs.
+
+    Args:
+        preset: as in FusedViews, like its errors.
+        crop_px: side of the square views.
+        settings: its others, but for kernels.
+    """
+
+    def __init__(self, preset: str = "simclr", crop_px: int = 224, **settings: Any) -> None:
+        if "kernels" in settings:
+            raise ValueError(f"kernels = {settings['kernels']!r} is for FusedViews; leave it out")
+        super().__init__(preset, crop_px, **settings)
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan:
         """Plan the views of a batch that have these parameters."""

@@ -14,7 +14,7 @@ from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment.ops import draws
 from sslpipe.augment.presets import PRESETS
-from sslpipe.augment.two_views import AUGMENTS, FusedViews, TwoViews
+from sslpipe.augment.two_views import AUGMENTS, FusedViews, KorniaViews, TwoViews
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError
 
@@ -247,6 +247,13 @@ def test_extra_ops_touch_their_view_and_depend_on_the_sample_only(kind):
     assert len(erased.unique(dim=0)) == 6
     torch.manual_seed(99)  # another state of torch's generator, the same boxes
     assert (views_of(rows_of(batch, [4]), extra)[1] - after[10]).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("setting", [{"kernels": "triton"}, {"kernel": "triton"}])
+def test_kornias_views_refuse_what_they_would_ignore(setting):
+    with pytest.raises((ValueError, RecipeError), match=next(iter(setting))):
+        KorniaViews("simclr", 32, **setting)
+    assert KorniaViews("simclr", 32, mean=MEAN, std=STD).crop_px == 32
 
 
 @pytest.mark.parametrize(
