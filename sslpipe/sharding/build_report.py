@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError, counted, for_caller, one_line, shown
+from sslpipe.files import read_json
 from sslpipe.portable import write_atomically
 from sslpipe.sharding.copies import copies_across_splits
 from sslpipe.sharding.split_names import names_like_splits
@@ -90,6 +91,7 @@ class Report(BaseModel):
     looked_at: int = 0  # images that were decoded for the next
     images: list[Group] = []  # samples that lose something, or are unusual: "CMYK, ..."
     doubts: list[Text] = []  # what looks like a slip, a sentence each
+    split_by_class: bool = False  # the user asked for splits without a common class
 
     def lines(self) -> list[str]:
         """Return it as text, a line each, at most a screen; nothing in them moves the cursor."""
@@ -179,6 +181,7 @@ def make_report(
         looked_at=looked_at,
         images=list(images),
         doubts=[*doubts, *copies_across_splits(index, workers, digests or {}), *of_classes],
+        split_by_class=split_by_class,
     )
 
 
@@ -186,6 +189,14 @@ def save_report(folder: Path, report: Report) -> None:
     """Write build-report.json beside dataset.json."""
     text = report.model_dump_json(indent=1)
     write_atomically(folder / FILE, text + "\n")
+
+
+def was_split_by_class(folder: Path) -> bool:
+    """Return whether the build whose report lies in a folder was asked to split by class."""
+    try:
+        return read_json(folder / FILE, Report).split_by_class
+    except DataError:  # there is none, or a damaged one, which is written anew
+        return False
 
 
 def class_counts(index: DatasetIndex, split: str) -> dict[str, int]:

@@ -25,7 +25,14 @@ from sslpipe.data.index import (
 )
 from sslpipe.data.storage import join
 from sslpipe.errors import DataError, shown
-from sslpipe.sharding.build_report import Group, Report, Tally, make_report, save_report
+from sslpipe.sharding.build_report import (
+    Group,
+    Report,
+    Tally,
+    make_report,
+    save_report,
+    was_split_by_class,
+)
 from sslpipe.sharding.columns import paths_column, save_columns, side_by_side
 from sslpipe.sharding.gather import columns_of_tars
 from sslpipe.sharding.join_tars import built_paths, join_folders
@@ -285,7 +292,12 @@ def _report(
             f"build OUT --source tars --root {indexed[0].path.parent} --label-column {named}`"
         )
     return make_report(
-        out, left_out=skipped, images=unusual.groups(), doubts=doubts, workers=workers
+        out,
+        left_out=skipped,
+        images=unusual.groups(),
+        doubts=doubts,
+        split_by_class=was_split_by_class(out),
+        workers=workers,
     )
 
 

@@ -133,6 +133,9 @@ def test_splits_without_a_common_class_are_no_news_to_who_asked_for_them(tmp_pat
         out = tmp_path / column
         assert run("build", out, *words, "--split-by", column) == 0
         assert len(report_of(out).doubts) == count
+        for _ in range(2):  # nor when they are indexed again
+            assert run("index", out, "--columns", "kind") == 0
+            assert len(report_of(out).doubts) == count
 
 
 @pytest.mark.parametrize("name", ["train-000000.tar", "00000.tar"])
