@@ -23,7 +23,7 @@ from sslpipe.run.health import StartAlarm
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import picture, png, write_dataset
-from tests.helpers.runs import assert_same_weights, command_line, forget_accelerator
+from tests.helpers.runs import ROOT, assert_same_weights, command_line, forget_accelerator
 
 QUIET = 'keep = "last"\n'  # of the tests' tiny recipes, which these tests do without
 
@@ -205,6 +205,20 @@ def test_what_is_held_out_fits_the_classes(tmp_path, classes, each, batch, whole
     else:
         assert len(labels) == classes
         assert (each - sizes >= batch[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "people", "each"), [("reid_batch_hard", 75, 15), ("face_arcface", 300, 4)]
+)
+def test_of_few_people_a_recipe_holds_a_quarter_out_at_most(tmp_path, name, people, each):
+    data = load_index(write_dataset(tmp_path, (people * each,), px=2, classes=people))
+    recipe = load_recipe(ROOT / "recipes" / "metric" / f"{name}.toml")
+    split, names = labelled_split(recipe, data)
+    ids, whole_classes = held_out(recipe, split, names)
+    held = len(np.unique(split.labels[ids]))
+    assert whole_classes
+    assert 5 <= held <= people / 4
+    assert people - held >= recipe.sampler.classes_per_batch
 
 
 def test_held_out_images_search_each_other_and_trained_ones(data, start, tmp_path):
