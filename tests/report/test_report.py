@@ -28,8 +28,10 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.suite_file import features_name
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.report.charts import (
+    CHARTS,
     MOST_POINTS,
     Series,
+    charts,
     line_chart,
     thinned,
 )
@@ -296,6 +298,16 @@ def test_the_held_out_number_is_of_the_step_whose_weights_were_evaluated(whole):
         facts = {**run.facts, "step": step}
         shown = run._replace(evals=evals, evaluation={**run.evaluation, "facts": facts})
         assert expected in Page(header(shown)).text  # 25.0 % in the next cell
+
+
+def test_a_run_that_scored_no_held_out_image_says_which_charts_it_lacks(whole):
+    run = read_run(whole.run_dir)
+    scored = [{"step": 4, "holdout_knn": 0.75}]
+    for evals, lacks in (([], True), (scored, False)):
+        shown = run._replace(evals=evals)
+        training = str(render("run.training", charts=charts(shown, CHARTS), run=shown))
+        assert ("held-out kNN" in training) == (not lacks)
+        assert ("No held-out images were scored" in training) == lacks
 
 
 def test_a_fine_tuning_does_not_claim_all_images_of_the_split(whole):
