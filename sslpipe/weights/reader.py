@@ -69,6 +69,8 @@ def read_weights(
     # the tensors, and the architecture: the user's word, the folder's or the file's own
     tree, sha256 = read_tree(source.path)
     config = _read_object(source.path, "config.json")
+    if source.kind is not None and "architecture" not in config:
+        config = {}  # of transformers: it says which network it is, and the user says another
     checkpoint = open_checkpoint(tree, what)
     stated = _stated(source, config)
     kind, tag = _named_by_the_user(source, config)
@@ -271,7 +273,7 @@ def _stated(source: Source, config: dict[str, Any]) -> SparseSettings | None:
     if "architecture" not in config and "model_type" in config:
         return transformers_component(config, source.text)
     if "architecture" not in config:
-        of_open_clip = _read_object(source.path, OPEN_CLIP)
+        of_open_clip = {} if source.kind is not None else _read_object(source.path, OPEN_CLIP)
         return open_clip_component(of_open_clip, source.text) if of_open_clip else None
     name = config["architecture"]
     stated = config.get("model_args") or {}

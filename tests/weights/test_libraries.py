@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
 from timm.models import save_for_hf
 
@@ -56,6 +57,25 @@ def test_a_file_in_a_folder_of_timm_has_the_view_of_the_folder(tmp_path):
         assert load_backbone(source).config.view["mean"] == pytest.approx([0.1, 0.2, 0.3])
     (tmp_path / "config.json").write_text('{"batch_size": 8}')  # of another program
     assert load_backbone(named).config.view["mean"] != pytest.approx([0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize("model_type", ["vit", "nobodys"])
+def test_a_network_that_the_user_names_is_not_that_of_transformers_beside_it(tmp_path, model_type):
+    alone = tmp_path / "alone" / "model.safetensors"
+    beside = tmp_path / "beside" / "model.safetensors"
+    state = randomised(timm.create_model("resnet10t")).state_dict()
+    for file in (alone, beside):
+        file.parent.mkdir()
+        save_file(state, file)
+    config = {"model_type": model_type, "architectures": ["Any"], "image_size": 384}
+    (beside.parent / "config.json").write_text(json.dumps(config))
+    processor = {"image_processor_type": "ViTImageProcessor", "size": 384, "image_mean": [0.1] * 3}
+    (beside.parent / "preprocessor_config.json").write_text(json.dumps(processor))
+    first, second, third = (
+        load_backbone(f"timm/resnet10t@{path}").config for path in (alone, beside, beside.parent)
+    )
+    assert first.view == second.view == third.view
+    assert first.facts["init"]["format"] == second.facts["init"]["format"] == "state dict"
 
 
 def test_a_folder_that_says_another_pooling_than_its_arguments_is_refused(tmp_path):
