@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from sslpipe.cli.inputs import FEATURE_SUFFIXES, check_file, check_model, open_data
-from sslpipe.cli.next_step import say_next
+from sslpipe.cli.next_step import after_embed, say_next
 from sslpipe.cli.options import (
     SOURCES,
     Checkpoint,
@@ -99,8 +99,11 @@ def embed(
         )
         if process.rank == 0:
             say(f"{file}: features of split {name!r}")
-    if process.rank == 0 and out.parent == Path(model) / "features":  # where a report finds them
-        say_next(["report", model, "--data", data])
+    if process.rank == 0:
+        if out.parent == Path(model) / "features":  # where a report finds them
+            say_next(["report", model, "--data", data])
+        else:
+            after_embed(files, model, data, index)
     end_processes()
 
 

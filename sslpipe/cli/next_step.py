@@ -7,7 +7,7 @@ what is piped stays as it is, and comes from the first process alone.
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +181,12 @@ def new_run_dir(name: str) -> Path:
 
 
 def after_train(run_dir: Path, data: str, index: "DatasetIndex") -> None:
-    """Measure the run, where the data set has labels to measure with; else look at neighbours."""
+    """Measure the run, where the data set has labels to measure with; else look at neighbours.
+
+    One that trained a part of a join is to stand beside the other parts again.
+    """
+    from sslpipe.run.description import RunDescription, read_description
+
     both = {"train", "test"} <= {*index.manifest.splits}
     if both and (index.split("test").labels >= 0).any():
         say_next(["evaluate", "suite", run_dir, "--data", data, "--out", run_dir / "eval.json"])
@@ -190,3 +195,30 @@ def after_train(run_dir: Path, data: str, index: "DatasetIndex") -> None:
         say_next(["embed", run_dir, "--data", data, "--split", "test", "--out", out])
     else:
         say_next(["report", run_dir, "--data", data])
+    start = read_description(run_dir, "run.json", RunDescription).init
+    if start is not None and start.part and "choose" in NEXT:
+        splits = index.manifest.splits
+        split = [] if "train" in splits else ["--split", next(iter(splits))]
+        words = ["choose", start.source, run_dir, "--data", data, *split]
+        say_next(
+            [*words, "--out", f"{run_dir}-joined"],
+            when=", to join it with the other parts of its start",
+        )
+
+
+def after_embed(files: Mapping[str, Path], model: Path, data: str, index: "DatasetIndex") -> None:
+    """Measure features by the labels of their splits, where these have any; else search them."""
+    from sslpipe.data.subsets import with_a_partner
+
+    labelled = {
+        split: file for split, file in files.items() if with_a_partner(index.split(split).labels)
+    }
+    if "train" in labelled and len(labelled) > 1:
+        test = next(file for split, file in labelled.items() if split != "train")
+        say_next(["evaluate", "knn", labelled["train"], test])
+    elif labelled:
+        (file, *_) = labelled.values()
+        say_next(["evaluate", "retrieval", file, file, "--exclude-same-id"])
+    elif "search" in NEXT:
+        (file, *_) = files.values()
+        say_next(["search", file, "QUERY.jpg", "--model", model, "--data", data])

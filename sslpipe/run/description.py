@@ -62,12 +62,20 @@ class Environment(Stored):
     machine: str
 
 
+class StartDescription(Stored):
+    """Which weights a run started from, in part."""
+
+    source: str = ""
+    part: str = ""  # of a join, which one was trained; "": the weights are of one network
+
+
 class RunDescription(Stored):
-    """run.json; also `command` and `init`."""
+    """run.json; also `command`."""
 
     precision: str
     world: int
     environment: Environment
+    init: StartDescription | None = None
     plugins: tuple[str, ...] = ()  # modules of `--plugin`
 
 

@@ -67,7 +67,13 @@ def test_a_beginner_is_led_from_photographs_to_an_export(follow, tmp_path):
 
     # what is in the data set, and which of it to label
     data = "--data 'out/my data/dataset.json'"
-    assert follow(f"sslpipe embed runs/tiny {data} --split train --out f.safetensors") is None
+    line = follow(f"sslpipe embed runs/tiny {data} --split train --out f.safetensors")
+    assert line == "sslpipe evaluate retrieval f.safetensors f.safetensors --exclude-same-id"
+    assert follow(line) is None
+    out = "--split test --split train --out '{split}.safetensors'"
+    line = follow(f"sslpipe embed runs/tiny/backbone {data} {out}")
+    assert line == "sslpipe evaluate knn train.safetensors test.safetensors"
+    assert follow(line) is None
     curate = f"sslpipe curate outliers f.safetensors {data} --out look/outliers"
     commands, line = follow_all(follow, curate, "sslpipe shards")
     assert commands == ["curate outliers", "curate clusters", "curate select"]
@@ -195,6 +201,8 @@ def test_a_training_without_labelled_test_images_is_shown(follow, tmp_path):
     assert line == "sslpipe preview own.toml data.holdout=0 --data data --out views.png"
     line = follow("sslpipe train own.toml data.holdout=0 --data data --run-dir here")
     assert line == "sslpipe report here --data data"
+    line = follow("sslpipe embed here --data data --split train --out f.safetensors")
+    assert line == "sslpipe search f.safetensors QUERY.jpg --model here --data data"
     follow("sslpipe shards build two --root photos --no-labels --test-fraction 0.3")
     line = follow("sslpipe train own.toml data.holdout=0 --data two --run-dir there")
     features = "there/features/test.safetensors"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -371,15 +372,17 @@ def test_a_run_from_a_choice_joins_the_others_and_is_ranked_on_classes_it_has_no
     settings = ["data.validation_classes=10", "tune.eval_crop_px=auto", "run.keep=last"]
     settings += ["embedding={normalize=true}"]
     recipe = load_recipe(write_recipe(tmp_path), settings)
-    train(recipe, data, tmp_path / "run", init=out)
-    forget_accelerator()
+    start = ["--init", out, "--data", data, "--run-dir", tmp_path / "run"]
+    _, told = call("train", write_recipe(tmp_path), *settings, *start)
     trained = load_backbone(tmp_path / "run")
     assert trained.view.config()["crop_px"] == open_init(recipe, out).view.crop_px
     seen = trained.config.facts["classes_seen"]
     assert len(seen) == 14
     again = tmp_path / "again"
-    words = ["choose", out, tmp_path / "run", "--device", "cpu", "--num-workers", 0]
-    said, errors = call(*words, "--data", data, "--out", again)
+    (line,) = re.findall("^Next, to join it .*: sslpipe (.*)$", told, re.MULTILINE)
+    *words, last = shlex.split(line)
+    assert last == f"{tmp_path / 'run'}-joined"
+    said, errors = call(*words, again, "--device", "cpu", "--num-workers", 0)
     tree = json.loads((again / "choice.json").read_text())
     first = json.loads((out / "choice.json").read_text())["sources"]
     assert tree["sources"] == [*first, str(tmp_path / "run")]
