@@ -71,7 +71,11 @@ def _extra_layers(
         ),
         (backbone.normalize and not length, "its features are normalised to length 1"),
         (pool != "avg", f"it has backbone.pool = {pool!r}, and that library averages"),
-        (stem not in (None, "imagenet"), f"its small-image stem {stem!r} is not one of {library}"),
+        (
+            stem not in (None, "imagenet"),
+            f"its small-image stem {stem!r} is not one of {library}: train with "
+            'backbone.stem="imagenet" for it',
+        ),
     )
     return next((text for has, text in extra if has), None)
 

@@ -36,7 +36,8 @@ def stem_warning(settings: KindSettings, crop_px: int) -> str | None:
         return None
     return (
         f"backbone.stem = {requested!r} ({STEMS[requested]}) does not fit {crop_px} px crops; "
-        f"{fitting!r} ({STEMS[fitting]}) does: leave the key out, or set it to 'auto'"
+        f"{fitting!r} ({STEMS[fitting]}) does: leave the key out, or set it to 'auto', unless "
+        "an export for torchvision or timm needs 'imagenet'"
     )
 
 

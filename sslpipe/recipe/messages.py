@@ -58,8 +58,9 @@ def _explain(
     match item["type"]:
         case "extra_forbidden":
             known = list(parent.model_fields)
+            settings = [each for each in known_keys(model) if not each.endswith(".kind")]
             near = did_you_mean(str(loc[-1]), known)
-            near = near or did_you_mean_key(key, known_keys(model), most=1, cutoff=0.7)
+            near = near or did_you_mean_key(key, settings, most=1, cutoff=0.7)
             return f"unknown key {key}{near}; known here: {', '.join(known)}"
         case "missing":
             if loc[-1] == "kind":  # the section says what it may be

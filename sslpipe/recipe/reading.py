@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,15 +56,29 @@ def parse_recipe(
         overrides: What was put into the tree.
     """
     model = model_for(tree, origin)
+    named: dict[str, Any] = {}
+    apply_overrides(named, overrides)
     try:
         recipe = model.model_validate(tree, context="recorded" if recorded else None)
     except ValidationError as error:
-        raise RecipeError(explain_errors(error, model, origin, tree)) from None
-    named: dict[str, Any] = {}
-    apply_overrides(named, overrides)
+        text = explain_errors(error, model, origin, tree)
+        raise RecipeError(text + _of_other_kind(error, named)) from None
     backbone = named.get("backbone")
     recipe._backbone_overrides = frozenset(backbone if isinstance(backbone, dict) else ())
     return recipe
+
+
+def _of_other_kind(error: ValidationError, named: Mapping[str, Any]) -> str:
+    """Return how to replace sections of which another kind was named, and whose old keys stay."""
+    remedies = {}
+    for item in error.errors():
+        section, *key = item["loc"]
+        override = named.get(str(section))
+        if item["type"] != "extra_forbidden" or not isinstance(override, dict):
+            continue
+        if "kind" in override and not set(key) & set(override):
+            remedies[section] = f"'{section}={{kind={json.dumps(override['kind'])}}}'"
+    return f"; without the other kind's keys: {' '.join(remedies.values())}" if remedies else ""
 
 
 def read_tree(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:

@@ -162,7 +162,12 @@ RESNET, IMAGENET = "torchvision/resnet18", {"stem": "imagenet"}
     ("kind", "arguments", "formats", "message"),
     [
         (RESNET, {"stem": "small"}, ["torchvision"], "small-image stem 'small'"),
-        (RESNET, {"stem": "small_pool"}, ["timm"], "small-image stem 'small_pool'"),
+        (
+            RESNET,
+            {"stem": "small_pool"},
+            ["timm"],
+            "small-image stem 'small_pool'.*stem=\"imagenet\"",
+        ),
         ("timm/resnet18", {}, ["timm"], "small-image stem 'small'"),
         ("torchvision/shufflenet_v2_x0_5", {}, ["timm"], "nor a ResNet"),
         ("torchvision/vit_b_32", {}, ["torchvision"], "another position table"),

@@ -85,6 +85,16 @@ def test_a_wrong_key_or_value_is_named_with_the_remedy(path, override, message):
         load_recipe(path, [override])
 
 
+def test_a_section_is_replaced_as_a_whole_as_the_message_about_another_kind_says(path):
+    override = 'optim={kind="adamw"}'
+    with pytest.raises(RecipeError, match=rf"unknown key optim\.momentum.*'{override}'$"):
+        load_recipe(path, {"optim.kind": "adamw"})
+    assert load_recipe(path, [override]).optim.kind == "adamw"
+    with pytest.raises(RecipeError) as caught:  # not the file's keys
+        load_recipe(path, ["optim.kind=sgd", "optim.betas=[0.9, 0.99]"])
+    assert "optim={" not in str(caught.value)
+
+
 def test_a_graph_is_not_replayed_for_micro_batches_which_would_overwrite_each_other(path):
     overrides = ["data.batch_size=64", "data.num_streams=4", "data.micro_batch=16"]
     assert load_recipe(path, [*overrides, "run.compile=default"]).run.compile == "default"
