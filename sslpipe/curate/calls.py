@@ -194,7 +194,7 @@ def find_outliers(
     num_workers: int = 2,
     progress: Progress | None = None,
 ) -> list[outliers.Outlier]:
-    """List images that resemble no other, are dark, blurred, tiny, as `sslpipe curate outliers`.
+    """List images that resemble no other, are constant, blurred or tiny, as `curate outliers`.
 
     >>> for one in sslpipe.find_outliers("train.safetensors", "out/photos"):
     ...     print(one.key, one.reason)

@@ -91,7 +91,10 @@ def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
                 overrides.append(shlex.quote(f"{name}={_toml(old)}"))
     steps = [f"add {' '.join(overrides)}"] if overrides else []
     steps += [f"leave out {' '.join(added)}"] if added else []
-    remedy = "use another --run-dir, or resume with what it began with"
+    remedy = (
+        "use another --run-dir, with --init of this run to train its weights on, or resume with "
+        "what it began with"
+    )
     remedy += f": {', and '.join(steps)}" if steps else ""
     return f"{'; '.join(texts) or 'nothing that is stored differs'}; {remedy}"
 

@@ -71,12 +71,10 @@ def parse_recipe(
 def _of_other_kind(error: ValidationError, named: Mapping[str, Any]) -> str:
     """Return how to replace sections of which another kind was named, and whose old keys stay."""
     remedies = {}
-    for item in error.errors():
-        section, *key = item["loc"]
+    unknown = [item["loc"] for item in error.errors() if item["type"] == "extra_forbidden"]
+    for section, *key in unknown:
         override = named.get(str(section))
-        if item["type"] != "extra_forbidden" or not isinstance(override, dict):
-            continue
-        if "kind" in override and not set(key) & set(override):
+        if isinstance(override, dict) and "kind" in override and not set(key) & set(override):
             remedies[section] = f"'{section}={{kind={json.dumps(override['kind'])}}}'"
     return f"; without the other kind's keys: {' '.join(remedies.values())}" if remedies else ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -166,7 +167,9 @@ def _umap(features: torch.Tensor, near: torch.Tensor, distances: torch.Tensor) -
         n_jobs=1,  # of a seed umap allows no more, and warns of its own default
         precomputed_knn=knn,
     )
-    places: NDArray[Any] = made.fit_transform(features.numpy())
+    with warnings.catch_warnings():  # that no other rows can be put on the map later
+        warnings.filterwarnings("ignore", ".*NNDescent", UserWarning)
+        places: NDArray[Any] = made.fit_transform(features.numpy())
     return places
 
 

@@ -396,7 +396,9 @@ def check_missing(
         return
     hint = ", or give --skip-missing to build without them" if some_stay else ""
     if not some_stay and root is not None:
-        hint = _where_instead(Path(missing[0]), root) or _other_case(Path(missing[0]))
+        first = Path(missing[0])
+        packed = [f"; {file} is there: unpack it" for file in sorted(root.glob("*.zip"))]
+        hint = _where_instead(first, root) or _other_case(first) or "".join(packed[:1])
     remedy = "mend the list or --root"
     if beside is not None:
         remedy = f"paths are relative to {beside}: move the table to where they begin, or mend it"

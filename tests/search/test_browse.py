@@ -81,6 +81,7 @@ class Umap:
         Umap.given = settings
 
     def fit_transform(self, features):
+        warnings.warn("precomputed_knn[2] is not an NNDescent object", stacklevel=2)  # 0.5.9
         return np.stack([np.arange(len(features)), -np.arange(len(features))], 1)
 
 

@@ -245,9 +245,11 @@ def test_a_table_beside_images_without_classes_is_named(tmp_path, photos):
         ("deep\\id4.PNG", "--root='{photos}'"),
         ("C:\\me\\deep\\id4.PNG", "relative to --root"),
         ("/home/me/id4.PNG", "relative to --root"),
+        ("id9.PNG", "{photos}/images.zip is there: unpack it"),  # as Kaggle has it
     ],
 )
 def test_where_the_files_of_a_list_lie_is_said(tmp_path, photos, capsys, name, remedy):
+    (photos / "images.zip").touch()
     (tmp_path / "list.csv").write_text(f"path,label\n{name},a\n")
     root = tmp_path if remedy.endswith("photos}'") else photos
     words = ["--source", "csv", "--csv", tmp_path / "list.csv", "--root", root]
