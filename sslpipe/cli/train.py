@@ -240,28 +240,22 @@ def status(
     if follow and as_json:
         raise UserError("--follow draws for people, and --json is for programs; leave one out")
 
-    from sslpipe.run.status import render
+    from sslpipe.run.status import follow as follow_run
+    from sslpipe.run.status import picture, render
     from sslpipe.run.status import status as read_status
 
     if follow:
-        with suppress(KeyboardInterrupt):
-            _follow(run_dir)
+        from rich.live import Live
+
+        screen = Live(console=SafeConsole(), auto_refresh=False)
+        with suppress(KeyboardInterrupt), screen:  # without a terminal it draws once, at the end
+            follow_run(run_dir, lambda summary: screen.update(picture(summary), refresh=True))
         return
     summary = read_status(run_dir)
     if as_json:
         show_json(summary)
     else:
         show(render(summary))
-
-
-def _follow(run: Path) -> None:
-    """Draw a run's curves until it has ended; without a terminal once, at its end."""
-    from rich.live import Live
-
-    from sslpipe.run.status import follow, picture
-
-    with Live(console=SafeConsole(), auto_refresh=False) as live:
-        follow(run, lambda summary: live.update(picture(summary), refresh=True))
 
 
 @command(
