@@ -177,7 +177,8 @@ class Kinds:
             unknown._near = did_you_mean(kind, self.names())
             return unknown
         if settings_type is None:
-            error = _missing_kind() if kind is None else self._unknown_kind(kind)
+            missing = PydanticCustomError("missing", "is missing")
+            error = missing if kind is None else self._unknown_kind(kind)
             detail = InitErrorDetails(type=error, loc=("kind",), input=kind)
             raise ValidationError.from_exception_data("kind", [detail])
         return settings_type.model_validate(dict(value), context=info.context)
@@ -274,7 +275,3 @@ def not_plain(value: Any) -> str | None:
         case dict():
             return not_plain(list(value.values()))
     return None
-
-
-def _missing_kind() -> PydanticCustomError:
-    return PydanticCustomError("missing", "is missing")
