@@ -6,7 +6,7 @@ from torch import nn
 
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.pooling import is_pooling
-from sslpipe.recipe.sections import RunRecipe, Tune
+from sslpipe.recipe.sections import Tune
 
 PREFIX = "backbone.network."  # of the parameters of weights, in the models that runs train
 # children by which torchvision, timm, transformers and open_clip hold a row of blocks
@@ -140,14 +140,3 @@ def learning_rate_scale(
 def ramped_prefix(tune: Tune) -> str | None:
     """Return how the names of parameters begin that tune.ramp_steps slows; None: none are."""
     return PREFIX if tune.ramp_steps else None
-
-
-def tune_warnings(recipe: RunRecipe) -> list[str]:
-    """Return what of [tune] leaves nothing to the backbone."""
-    tune = recipe.tune
-    steps = recipe.steps
-    full = tune.projector_first_steps + tune.ramp_steps
-    if not full or steps is None or full < steps:
-        return []
-    keys = "tune.projector_first_steps + tune.ramp_steps"
-    return [f"{keys} = {full}, of {steps} steps: the backbone never has its full rate"]

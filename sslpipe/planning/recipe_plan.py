@@ -79,7 +79,7 @@ class RecipePlan(Plan[PartsT]):
             ids=ids,
             canvas_px=data.canvas_px,
             partners=self.drawn_partners,
-            half_size_steps=self.half_size_steps,
+            half_size_steps=self.recipe.half_size_steps,
         )
 
     @property

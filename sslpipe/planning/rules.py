@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from sslpipe.errors import RecipeError
 from sslpipe.models.stems import stem_warning
-from sslpipe.models.tuning import tune_warnings
 from sslpipe.optim.parameter_groups import rate_warning
 from sslpipe.planning.memory import saved_bytes
 from sslpipe.run.contract import PartsT, Plan
@@ -17,7 +16,7 @@ from sslpipe.run.contract import PartsT, Plan
 
 def network_takes_no_half_size(plan: Plan[PartsT], parts: PartsT) -> None:
     """Refuse an augment.half_size_share with a network that is made for one size of views."""
-    if not plan.half_size_steps:
+    if not plan.recipe.half_size_steps:
         return
     half_px = parts.augment.crop_px // 2
     try:
@@ -53,7 +52,13 @@ def rate_is_unusual(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
 
 def backbone_is_slowed(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
     """Mention settings of [tune] that leave nothing to the backbone."""
-    yield from tune_warnings(plan.recipe)
+    tune = plan.recipe.tune
+    full = tune.projector_first_steps + tune.ramp_steps
+    if full and full >= plan.recipe.total_steps:
+        yield (
+            f"tune.projector_first_steps + tune.ramp_steps = {full}, of "
+            f"{plan.recipe.total_steps} steps: the backbone never has its full rate"
+        )
 
 
 def weights_replace_the_backbone(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:

@@ -178,11 +178,6 @@ class Plan(ABC, Generic[PartsT]):
         optimizer: Optimizer = self.recipe.optim.build(groups=self.groups(parts))
         return optimizer
 
-    @property
-    def half_size_steps(self) -> int:
-        """How many first steps see views of half the size; 0: none."""
-        return self.recipe.half_size_steps
-
     def micro_batches(self, world_size: int) -> list[Tensor]:
         """Return the rows of this rank's micro-batches; one or none: the batch is not cut."""
         return []

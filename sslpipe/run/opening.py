@@ -115,7 +115,7 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
         device=placed.accelerator.device,
         held=held,
         reporter=reporter,
-        best=Best(config, checkpoints.best, plan.half_size_steps),
+        best=Best(config, checkpoints.best, plan.recipe.half_size_steps),
     )
     guard = StepGuard(
         parts.guarded(),
@@ -161,7 +161,7 @@ def _gradient_cache(
     crop_px = parts.augment.crop_px
     weight = next(parts.model.parameters())
     statistics = {}
-    for px in (crop_px, crop_px // 2) if plan.half_size_steps else (crop_px,):
+    for px in (crop_px, crop_px // 2) if plan.recipe.half_size_steps else (crop_px,):
         views = torch.zeros((2, channels, px, px), dtype=weight.dtype, device=weight.device)
         statistics[px] = PooledStatistics(parts.model, views)
     return GradientCache(placed.wrapped, statistics, rows)
@@ -188,7 +188,7 @@ def _open_log(plan: Plan[PartsT], held: HeldDirectory, first_step: int) -> Repor
         first_step=first_step,
         trackers=recipe.run.trackers,
         evaluated_every=(recipe.run.monitor_steps or 0) if len(plan.watched) else 0,
-        cheaper_steps=max(recipe.tune.projector_first_steps, plan.half_size_steps),
+        cheaper_steps=max(recipe.tune.projector_first_steps, plan.recipe.half_size_steps),
     )
 
 

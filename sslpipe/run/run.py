@@ -173,7 +173,7 @@ class Run(Generic[PartsT]):
             augment=self.parts.augment,
             batch=batch.to(self.device),
             dtype=self.placed.view_dtype,
-            half_size=self.last_step < self.plan.half_size_steps,
+            half_size=self.last_step < self.plan.recipe.half_size_steps,
         )
 
     def model(self, views: StepViews, *more: Any) -> Any:

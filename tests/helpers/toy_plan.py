@@ -17,6 +17,7 @@ from sslpipe.data.index import load_index
 from sslpipe.data.order import Order
 from sslpipe.pretrain import pretrain
 from sslpipe.recipe.sections import Optim, RunConfig, RunData, RunRecipe, Tune
+from sslpipe.registry.schema import SparseSettings
 from sslpipe.run.contract import PretrainingParts, PretrainingPlan, Scores
 from sslpipe.run.health import Alarms
 
@@ -91,15 +92,13 @@ class Random:
 class Toy(PretrainingPlan[Parts]):
     followed: list[int] = field(default_factory=list)
 
-    half_size_steps = 0
-
     @classmethod
     def make(cls, data: Path) -> "Toy":
         recipe = RunRecipe.model_construct(  # its parts are those above: nothing is looked up
             name="toy",
             steps=STEPS,
             data=RunData(canvas_px=16),
-            augment=None,
+            augment=SparseSettings(kind="by hand"),
             loss=None,
             optim=Optim(kind="by hand", peak_lr=0.01, clip_norm=1.0),
             tune=Tune(),

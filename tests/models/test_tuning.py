@@ -1,5 +1,7 @@
 """What of a backbone that starts from weights is trained, when and how fast, against timm's."""
 
+from types import SimpleNamespace
+
 import pytest
 import timm.optim
 import torch
@@ -13,10 +15,10 @@ from sslpipe.models.tuning import (
     block_names,
     freeze_layers,
     learning_rate_scale,
-    tune_warnings,
 )
 from sslpipe.optim.optimizers import OPTIMIZERS
 from sslpipe.optim.step import ramp_at, set_lr
+from sslpipe.planning.rules import backbone_is_slowed
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.recipe.sections import Tune
 from sslpipe.run.run import ProjectorFirst
@@ -169,6 +171,7 @@ def test_steps_of_the_projector_alone_are_told_as_a_fact_and_warned_of_where_non
     for steps, warned in ((21, False), (20, True)):
         recipe = load_recipe(ROOT / "recipes" / "adapt_mobile.toml", (f"steps={steps}",))
         recipe = recipe.model_copy(update={"init": "0" * 64})
-        assert bool(tune_warnings(recipe)) == warned
+        said = [*backbone_is_slowed(SimpleNamespace(recipe=recipe), None)]
+        assert bool(said) == warned
         described = Start("named", trained()).describe(recipe.tune)
         assert described.endswith("frozen, its BatchNorms in eval mode, for the first 10 steps")
