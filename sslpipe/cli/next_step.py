@@ -8,10 +8,12 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sslpipe.cli.terminal import break_command, list_examples, say_once
+from sslpipe.errors import UserError
 from sslpipe.run.console import LastingStream
 from sslpipe.satellites import gather
 
@@ -195,7 +197,9 @@ def after_train(run_dir: Path, data: str, index: "DatasetIndex") -> None:
         say_next(["embed", run_dir, "--data", data, "--split", "test", "--out", out])
     else:
         say_next(["report", run_dir, "--data", data])
-    start = read_description(run_dir, "run.json", RunDescription).init
+    start = None
+    with suppress(UserError):  # a finished run is none the worse for a hint that is not there
+        start = read_description(run_dir, "run.json", RunDescription).init
     if start is not None and start.part and "choose" in NEXT:
         splits = index.manifest.splits
         split = [] if "train" in splits else ["--split", next(iter(splits))]
