@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -25,9 +25,6 @@ from sslpipe.cli.terminal import new_app, progress
 from sslpipe.errors import counted, one_line
 from sslpipe.run.console import SafeConsole
 
-if TYPE_CHECKING:
-    pass
-
 app = new_app(
     help="Convert images to webdataset shards with an index (dataset.json and offsets).",
     no_args_is_help=True,
@@ -37,7 +34,6 @@ app = new_app(
 DataSet = Annotated[
     str, argument("The data set's dataset.json or its folder: a path or a URL.", show_default=False)
 ]
-
 
 app.callback()(prepare_workers)
 

@@ -13,9 +13,10 @@ from sslpipe.sensors.scenes import cut_scenes, parse_sensors
 from sslpipe.sharding.arrays import parse_range
 from sslpipe.sharding.build import Built, write_shards
 from sslpipe.sharding.columns import parse_columns
-from sslpipe.sharding.dataset import LAYOUT, joined
+from sslpipe.sharding.dataset import joined
 from sslpipe.sharding.gather import parse_pattern
 from sslpipe.sharding.sources import SENSOR_SUFFIXES, SUFFIXES, SourceOptions
+from sslpipe.sharding.writer import Layout
 
 
 @checked
@@ -133,9 +134,7 @@ def build_sensor_dataset(
         Path(out),
         source,
         options,
-        LAYOUT._replace(
-            samples_per_shard=samples_per_shard, group_by=group_by, arrays=sensors.arrays
-        ),
+        Layout(samples_per_shard=samples_per_shard, group_by=group_by, arrays=sensors.arrays),
         test_fraction=test_fraction,
         split_by=split_by,
         unseen_classes=unseen_classes,

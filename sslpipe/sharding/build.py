@@ -1,7 +1,7 @@
 """Images of a source -> shards of a data set."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -9,21 +9,19 @@ from typing import NamedTuple
 from PIL import Image
 
 from sslpipe.arguments import Progress, silent
-from sslpipe.data.columns import Kind, kind_of
+from sslpipe.data.columns import kind_of
 from sslpipe.data.holdout import CLASS
-from sslpipe.data.image_type import RGB8, Colour, hex_colour
-from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, PATH_COLUMN, Manifest
+from sslpipe.data.image_type import RGB8, hex_colour
+from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, PATH_COLUMN, Manifest, ShardFile
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import one_at_a_time, write_atomically
-from sslpipe.sharding.arrays import Arrays, MakeSamples, Samples
+from sslpipe.sharding.arrays import MakeSamples, Samples
 from sslpipe.sharding.build_report import (
-    Group,
     Report,
     check_classes,
     group_kinds,
-    make_report,
     merge_groups,
-    save_report,
+    write_report,
 )
 from sslpipe.sharding.columns import (
     Columns,
@@ -74,23 +72,6 @@ class Built(NamedTuple):
         return "\n".join(["Built:", *self.report.lines(), *self.notes])
 
 
-class _Written(NamedTuple):
-    """What a build has written, and what dataset.json and the report say of it."""
-
-    source: str
-    license: str
-    classes: tuple[str, ...]
-    missing: dict[str, list[str]]  # files that a list names and that are not there
-    columns: dict[str, Kind]  # whose values are in the shards
-    arrays: Arrays | None  # images that are not 8-bit RGB
-    range: tuple[float, float] | None  # their low and high value; None: measured
-    background: Colour | None  # what transparent parts were put on; None: alpha dropped
-    done: dict[str, list[Done]]  # shards by split
-    left_out: list[Group]  # of the source
-    doubts: list[str]
-    split_by_class: bool  # as the user asked
-
-
 def write_shards(
     out: Path,
     source: str | SourceReader,
@@ -137,7 +118,7 @@ def write_shards(
 
     # every image of the source, its label, its split
     read = SOURCES[source] if isinstance(source, str) else source
-    images = read(replace(options, without=(out, out / "columns")))
+    images = read(replace(options, out=out))
     check_classes({key: value.class_names() for key, value in images.items()})
     manifest = open_manifest(out, options.name)
     # idx files without names: one split may lack the last classes
@@ -180,27 +161,54 @@ def write_shards(
                 )
 
         # dataset.json, last
+        shards = _finished_shards(written)
+        tars = {key: [out / entry.file for entry in own] for key, own in shards.items()}
         kind = source if isinstance(source, str) else "images in memory"
-        text = origin or (f"torchvision {options.name}" if kind == "torchvision" else kind)
-        build = _Written(
-            source=text,
-            license=license or manifest.license,
-            classes=classes,
-            missing={key: list(value.missing) for key, value in images.items() if value.missing},
-            columns={
-                name: kind_of(table.column(name))
-                for table in columns.values()
-                for name in table.column_names
-            },
-            arrays=layout.arrays,
-            background=layout.background,
-            range=(value_range or made.window) if layout.arrays else None,
-            done=written,
-            left_out=left_out,
+        fields: dict[str, object] = {
+            "source": origin or (f"torchvision {options.name}" if kind == "torchvision" else kind),
+            "license": license or manifest.license,
+            "classes": classes,
+            "splits": {**manifest.splits, **shards},
+        }
+        # mean and std are train's, or the first split's while there is no train
+        if "train" in written or not manifest.splits:
+            key = "train" if "train" in written else next(iter(written))
+            statistics, measured = _statistics(
+                tars[key], written[key], layout, value_range or made.window
+            )
+            fields |= statistics
+            notes += measured
+        missing = {key: list(value.missing) for key, value in images.items() if value.missing}
+        _list_missing(out / MISSING, missing, written)
+        specs = _specs(columns)
+        in_shards = columns_of_tars(
+            tars,
+            SourceOptions(columns=specs),
+            required=False,
+            workers=workers,
+            suffixes=IMAGE_SUFFIXES if layout.arrays is None else ARRAY_SUFFIXES,
+        )
+        in_shards = _with_paths(in_shards, written, specs, manifest)
+        manifest = save_columns(out, manifest.model_copy(update=fields), in_shards)
+
+        # the report
+        done = [each for own in written.values() for each in own]
+        skipped = [line for each in done for line in each.bad]
+        bad = group_kinds(
+            ("images that cannot be read or decoded", "", line.partition(": ")[0])
+            for line in skipped
+        )
+        report = write_report(
+            out,
+            left_out=[*left_out, *bad],
+            looked_at=sum(each.entry.samples for each in done if each.entry is not None),
+            images=merge_groups(each for own in done for each in own.remarks),
             doubts=doubts,
             split_by_class=split_by == CLASS,
+            digests=recorded_digests(out),
+            workers=workers,
         )
-        return _finish(out=out, manifest=manifest, build=build, workers=workers, notes=notes)
+        return Built(manifest, skipped, missing, tuple(notes), report)
 
 
 # --- what may be written
@@ -293,95 +301,67 @@ def _forget(out: Path, manifest: Manifest, written: Sequence[str]) -> Manifest:
 # --- once all shards are there
 
 
-def _finish(
-    out: Path, manifest: Manifest, build: _Written, workers: int, notes: Sequence[str]
-) -> Built:
-    """Write columns, missing.txt and dataset.json; splits that the build does not have stay."""
-    shards = {
-        key: tuple(done.entry for done in each if done.entry is not None)
-        for key, each in build.done.items()
-    }
-    for key, own in shards.items():
-        if not own:
+def _finished_shards(written: Mapping[str, Sequence[Done]]) -> dict[str, tuple[ShardFile, ...]]:
+    """Return the shards that dataset.json will name. Raises: DataError for a split without any."""
+    shards = {}
+    for key, own in written.items():
+        shards[key] = tuple(done.entry for done in own if done.entry is not None)
+        if not shards[key]:
             raise DataError(f"split {key!r} has no image that can be decoded")
-    tars = {key: [out / entry.file for entry in own] for key, own in shards.items()}
-    update: dict[str, object] = {"classes": build.classes, "splits": {**manifest.splits, **shards}}
-    update |= {"source": build.source, "license": build.license}
-    # mean and std are train's, or the first split's while there is no train
-    measured: list[str] = []
-    if "train" in build.done or not manifest.splits:
-        key = "train" if "train" in build.done else next(iter(build.done))
-        if build.arrays is None:
-            update["mean"], update["std"] = mean_and_std(build.done[key])
-            update["image"] = None if build.background is None else RGB8.on(build.background)
-        else:
-            statistics = measure(tars[key], build.arrays.channels, build.range)
-            image = statistics.image.read_as(build.arrays.reading)
-            update |= {"image": image, "mean": statistics.mean, "std": statistics.std}
-            measured = statistics.notes
-    _list_missing(out / MISSING, build)
-    specs = tuple(ColumnSpec(name, name, kind) for name, kind in build.columns.items())
-    suffixes = IMAGE_SUFFIXES if build.arrays is None else ARRAY_SUFFIXES
-    columns = columns_of_tars(
-        tars, SourceOptions(columns=specs), required=False, workers=workers, suffixes=suffixes
-    )
-    columns = _with_paths(columns, build, manifest)
-    manifest = save_columns(out, manifest.model_copy(update=update), columns)
-    report = _report(out, build, workers)
-    save_report(out, report)
-    return Built(
-        manifest=manifest,
-        skipped=_skipped(build),
-        missing=build.missing,
-        notes=(*notes, *measured),
-        report=report,
-    )
+    return shards
+
+
+def _statistics(
+    tars: Sequence[Path],
+    done: list[Done],
+    layout: Layout,
+    value_range: tuple[float, float] | None,
+) -> tuple[dict[str, object], list[str]]:
+    """Return type, mean and std of a split's images as dataset.json has them, and what to say."""
+    if layout.arrays is None:
+        mean, std = mean_and_std(done)
+        image = None if layout.background is None else RGB8.on(layout.background)
+        return {"image": image, "mean": mean, "std": std}, []
+    measured = measure(tars, layout.arrays.channels, value_range)
+    image = measured.image.read_as(layout.arrays.reading)
+    return {"image": image, "mean": measured.mean, "std": measured.std}, measured.notes
+
+
+def _specs(columns: Mapping[str, Columns]) -> tuple[ColumnSpec, ...]:
+    """Return what is read back from the shards: the columns of all splits, of the same kinds."""
+    kinds = {
+        name: kind_of(table.column(name))
+        for table in columns.values()
+        for name in table.column_names
+    }
+    return tuple(ColumnSpec(name, name, kind) for name, kind in kinds.items())
 
 
 def _with_paths(
-    columns: Mapping[str, Columns], build: _Written, manifest: Manifest
+    columns: Mapping[str, Columns],
+    written: Mapping[str, Sequence[Done]],
+    specs: Sequence[ColumnSpec],
+    manifest: Manifest,
 ) -> dict[str, Columns]:
     """Add the column of paths to splits of files, unless there is a column of such a name."""
     known = manifest.columns.get(PATH_COLUMN)
-    alike = {name for name in (*build.columns, *manifest.columns) if name.lower() == PATH_COLUMN}
-    is_ours = PATH_COLUMN not in build.columns and (known is None or known.kind == "text")
+    own = [spec.name for spec in specs]
+    alike = {name for name in (*own, *manifest.columns) if name.lower() == PATH_COLUMN}
+    is_ours = PATH_COLUMN not in own and (known is None or known.kind == "text")
     added = dict(columns)
-    for split, shards in build.done.items():
+    for split, shards in written.items():
         names = [name for done in shards for name in done.names]
         if names and is_ours and alike <= {PATH_COLUMN}:
             added[split] = side_by_side(columns[split], paths_column(names))
     return added
 
 
-def _report(out: Path, build: _Written, workers: int) -> Report:
-    """Return what became of the images of a build, once dataset.json is there."""
-    done = [each for own in build.done.values() for each in own]
-    bad = group_kinds(
-        ("images that cannot be read or decoded", "", line.partition(": ")[0])
-        for line in _skipped(build)
-    )
-    return make_report(
-        out,
-        left_out=[*build.left_out, *bad],
-        looked_at=sum(each.entry.samples for each in done if each.entry is not None),
-        images=merge_groups(each for own in done for each in own.remarks),
-        doubts=build.doubts,
-        split_by_class=build.split_by_class,
-        digests=recorded_digests(out),
-        workers=workers,
-    )
-
-
-def _skipped(build: _Written) -> list[str]:
-    return [line for own in build.done.values() for done in own for line in done.bad]
-
-
-def _list_missing(path: Path, build: _Written) -> None:
-    """Write the files that are missing, in the list's order; other splits' lines stay."""
-    rewritten = {*build.missing, *build.done}
+def _list_missing(path: Path, missing: Mapping[str, Sequence[str]], written: Iterable[str]) -> None:
+    """Write the files that are missing, in the list's order; lines of splits not written stay."""
+    rewritten = {*missing, *written}
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     lines = [line for line in lines if line.partition("\t")[0] not in rewritten]
-    for split, names in build.missing.items():
+    for split, names in missing.items():
         lines += [f"{split}\t{n if n.isprintable() else ascii(n)[1:-1]}" for n in names]
     if lines:
         write_atomically(path, "\n".join(lines) + "\n")

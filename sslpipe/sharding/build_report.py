@@ -149,7 +149,7 @@ def merge_groups(groups: Iterable[Group]) -> list[Group]:
     return tally.groups()
 
 
-def make_report(
+def write_report(
     folder: Path,
     *,
     left_out: Sequence[Group] = (),
@@ -160,7 +160,7 @@ def make_report(
     digests: Mapping[str, bytes] | None = None,
     workers: int = 2,
 ) -> Report:
-    """Describe a finished data set: splits and classes are those of its dataset.json.
+    """Describe a finished data set, also in build-report.json; splits are those of dataset.json.
 
     Args:
         folder: It holds dataset.json.
@@ -175,7 +175,7 @@ def make_report(
     index = load_index(folder)
     counts = {name: class_counts(index, name) for name in index.manifest.splits}
     of_classes = class_doubts(counts, index.manifest.classes, split_by_class=split_by_class)
-    return Report(
+    report = Report(
         splits={name: _describe(index, name, own) for name, own in counts.items()},
         left_out=list(left_out),
         looked_at=looked_at,
@@ -183,12 +183,8 @@ def make_report(
         doubts=[*doubts, *copies_across_splits(index, workers, digests or {}), *of_classes],
         split_by_class=split_by_class,
     )
-
-
-def save_report(folder: Path, report: Report) -> None:
-    """Write build-report.json beside dataset.json."""
-    text = report.model_dump_json(indent=1)
-    write_atomically(folder / FILE, text + "\n")
+    write_atomically(folder / FILE, report.model_dump_json(indent=1) + "\n")
+    return report
 
 
 def was_split_by_class(folder: Path) -> bool:

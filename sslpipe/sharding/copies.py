@@ -1,9 +1,9 @@
 """Which images of one split are in another one, too, byte for byte."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations, repeat
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,24 +65,22 @@ def copies_across_splits(
 def _digests(split: Split, workers: int, known: Mapping[str, bytes]) -> Digests:
     """Return the digests of all images of a split; UNREAD where one cannot be read."""
     reader = Reader(split, window_bytes=WINDOW_BYTES)
+
+    def of_shard(shard: int) -> bytes:
+        entry = split.shards[shard]
+        noted = known.get(entry.sha256, b"")
+        if len(noted) == DIGEST_BYTES * entry.samples:
+            return noted
+        digests = []
+        rows = np.arange(entry.samples)
+        for begin in range(0, len(rows), KEYS_AT_ONCE):
+            for raw in reader.rows(shard, rows[begin : begin + KEYS_AT_ONCE]):
+                if isinstance(raw.image, BadSample):
+                    digests.append(UNREAD.tobytes())
+                else:
+                    digests.append(digest_of(raw.image))
+        return b"".join(digests)
+
     with ThreadPoolExecutor(workers) as pool:
-        parts = pool.map(_digests_of_shard, repeat(reader), range(len(split.shards)), repeat(known))
+        parts = pool.map(of_shard, range(len(split.shards)))
         return np.frombuffer(b"".join(parts), UNREAD.dtype)
-
-
-def _digests_of_shard(reader: Reader, shard: int, known: Mapping[str, bytes]) -> bytes:
-    entry = reader.split.shards[shard]
-    digests = known.get(entry.sha256, b"")
-    if len(digests) == DIGEST_BYTES * entry.samples:
-        return digests
-    return b"".join(_each_digest(reader, shard))
-
-
-def _each_digest(reader: Reader, shard: int) -> Iterator[bytes]:
-    rows = np.arange(reader.split.shards[shard].samples)
-    for begin in range(0, len(rows), KEYS_AT_ONCE):
-        for raw in reader.rows(shard, rows[begin : begin + KEYS_AT_ONCE]):
-            if isinstance(raw.image, BadSample):
-                yield UNREAD.tobytes()
-            else:
-                yield digest_of(raw.image)

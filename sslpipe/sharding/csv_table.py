@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyarrow import csv, types
@@ -27,17 +27,17 @@ from sslpipe.sharding.sources import (
     from_rows,
     is_image,
     place_of,
-    read_file,
     readable,
+    reported,
 )
-from sslpipe.sharding.split_names import name_splits, split_of
+from sslpipe.sharding.split_names import name_splits
 from sslpipe.sharding.tables import (
     PLACE,
     a_row_an_image,
     check_column,
     image_columns,
-    table_fields,
     unread_columns,
+    wanted_columns,
 )
 
 _LABELLED = re.compile(r"(.+?)[\s,;]+(\S+)")  # a path and its class
@@ -67,19 +67,20 @@ def _read_table(options: SourceOptions, path: Path, root: Path) -> dict[str, Ima
     """Read a CSV file or list whose paths are relative to a folder."""
     _check_text(path)
     by = options.split_column
-    if path.suffix.lower() in LISTS_OF_PATHS and not by:
-        raw = read_file(path, pipe=True)
-        if options.image_column not in _header(raw, _delimiter(raw, options.image_column)):
-            text = raw.decode("utf-8-sig", errors="surrogateescape")  # Windows begins with a mark
-            return _read_list(options, root, text)
-    table, has_several, left_out = _read_csv(options, path)
+    raw = _read(path)
+    sign = _delimiter(raw, options.image_column)
+    columns = _header(raw, sign)
+    is_list = path.suffix.lower() in LISTS_OF_PATHS and not by
+    if is_list and options.image_column not in columns:
+        text = raw.decode("utf-8-sig", errors="surrogateescape")  # Windows begins with a mark
+        return _read_list(options, root, text)
+    table = _read_cells(options, path, raw, sign, columns)
     if not len(table):
         raise DataError(f"{path} has no rows below its first line, which names the columns")
     paths = _filled(table, options.image_column, path)
     label_column = options.label_column if options.labels else None
     labels = table.column(label_column).to_pylist() if label_column else [None] * len(table)
-    given = options.split and (split_of(options.split) or options.split)
-    named = _filled(table, by, path) if by else [given or "train"] * len(table)
+    named = _filled(table, by, path) if by else [options.named_split or "train"] * len(table)
     splits = {name: name for name in named}
     where = ""
     if by:
@@ -90,6 +91,7 @@ def _read_table(options: SourceOptions, path: Path, root: Path) -> dict[str, Ima
     for place, (name, image, label) in enumerate(zip(named, paths, labels, strict=True)):
         rows[splits[name]].append((place_of(root, image), label))
         places[splits[name]].append(place)
+    has_several = PLACE in table.column_names
     fields = [*options.fields, *([PLACE] if has_several else [])]
     cells = {split: table.take(own).select(fields) for split, own in places.items()}
     images = from_rows(options, root, rows, cells, where=where)
@@ -98,16 +100,9 @@ def _read_table(options: SourceOptions, path: Path, root: Path) -> dict[str, Ima
             row = own.cells[PLACE].to_numpy()
             together = row if own.together is None else connected(row, own.together)
             images[split] = replace(own, together=together)
-    return _reported(options, images, left_out)
-
-
-def _reported(
-    options: SourceOptions, images: dict[str, Images], left_out: Sequence[Group] = ()
-) -> dict[str, Images]:
-    """Add to the report what was left out: columns, and images that no row lists."""
-    first, own = next(iter(images.items()))
-    left_out = [*own.left_out, *left_out, *_not_listed(options, images)]
-    return {**images, first: replace(own, left_out=left_out)}
+    read = {*image_columns(options.image_column, columns), *options.fields, by}
+    unread = unread_columns(columns, {*read, options.label_column})
+    return reported(images, [*unread, *_not_listed(options, images)])
 
 
 def _not_listed(options: SourceOptions, images: Mapping[str, Images]) -> list[Group]:
@@ -117,7 +112,7 @@ def _not_listed(options: SourceOptions, images: Mapping[str, Images]) -> list[Gr
         return []
     listed = {name for own in images.values() for name in own.names}
     others = dict[str, str]()  # name of each, by its file, to which links may lead
-    for entry in walk(root, suffixes=options.suffixes, without=options.without).entries:
+    for entry in walk(root, suffixes=options.suffixes, without=options.out).entries:
         name = readable(os.path.relpath(entry.path, root))
         is_there = not entry.reason and not entry.absent
         if is_there and name not in listed:
@@ -205,11 +200,11 @@ def _read_list(options: SourceOptions, root: Path, text: str) -> dict[str, Image
     has_labels = len(named) == len(lines) and not any(is_image(Path(line)) for line in lines)
     if options.fields:
         raise DataError(f"--columns={options.fields[0]!r}: a list of paths has no columns")
-    split = options.split and (split_of(options.split) or options.split)
     rows: list[Row] = [(place_of(root, line), None) for line in lines]
     if has_labels:
         rows = [(place_of(root, path), label if options.labels else None) for path, label in named]
-    return _reported(options, from_rows(options, root, {split or "train": rows}))
+    images = from_rows(options, root, {options.named_split or "train": rows})
+    return reported(images, _not_listed(options, images))
 
 
 def _filled(table: Any, column: str, path: Path) -> list[str]:
@@ -221,31 +216,33 @@ def _filled(table: Any, column: str, path: Path) -> list[str]:
     return texts
 
 
-class _Table(NamedTuple):
-    """The columns of a CSV file that are asked for, as texts, a row an image."""
-
-    cells: Any  # pyarrow.Table
-    has_several: bool  # images a row; PLACE is one of the columns
-    left_out: list[Group]  # the other columns
-
-
-def _read_csv(options: SourceOptions, path: Path) -> _Table:
-    """Read a CSV file. Raises: DataError."""
+def _read(path: Path) -> bytes:
     try:
         with open_regular(path, pipe=True) as file:
-            raw = file.read()
-        raw.decode()  # or it is no UTF-8
-        sign = _delimiter(raw, options.image_column)
-        columns = _header(raw, sign)
-        images = image_columns(options.image_column, columns)
-        wanted = {name: "--columns" for name in table_fields(options, images, columns)}
-        wanted |= dict.fromkeys(images, "--image-column")
-        if options.labels and options.label_column:
-            wanted[options.label_column] = "--label-column"
-        if options.split_column:
-            wanted[options.split_column] = "--split-column"
-        for column, option in wanted.items():
-            check_column(path, column, columns, option)
+            return file.read()
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"cannot read {path}: {reason}; name the table with --csv") from error
+
+
+def _read_cells(
+    options: SourceOptions, path: Path, raw: bytes, sign: str, columns: Sequence[str]
+) -> Any:
+    """Read the columns that are asked for, as texts, a row an image. Raises: DataError."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        is_wide = raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        now = "utf-16" if is_wide else "cp1252"
+        remedy = f"save it as UTF-8: iconv -f {now} -t utf-8 {path} > utf8.csv"
+        raise DataError(f"cannot read {path}: {first_line(error)}; {remedy}") from error
+    images = image_columns(options.image_column, columns)
+    wanted = wanted_columns(options, images, columns)
+    if options.split_column:
+        wanted[options.split_column] = "--split-column"
+    for column, option in wanted.items():
+        check_column(path, column, columns, option)
+    try:
         table = csv.read_csv(
             io.BytesIO(raw),
             _in_one_block(raw),
@@ -254,23 +251,12 @@ def _read_csv(options: SourceOptions, path: Path) -> _Table:
                 column_types=dict.fromkeys(wanted, pa.string()), include_columns=list(wanted)
             ),
         )
-        table = a_row_an_image(table, images, options.image_column)
-        left_out = unread_columns(columns, {*wanted, options.label_column})
-        return _Table(table, len(images) > 1, left_out)
-    except DataError:
-        raise
-    except OSError as error:
-        reason = error.strerror or error
-        raise DataError(f"cannot read {path}: {reason}; name the table with --csv") from error
     except ValueError as error:
         remedy = ""
-        if isinstance(error, UnicodeDecodeError):
-            is_wide = error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-            now = "utf-16" if is_wide else "cp1252"
-            remedy = f"; save it as UTF-8: iconv -f {now} -t utf-8 {path} > utf8.csv"
-        elif "columns" in str(error):
+        if "columns" in str(error):
             remedy = "; give each row as many cells as the first has, with quotes around commas"
         raise DataError(f"cannot read {path}: {first_line(error)}{remedy}") from error
+    return a_row_an_image(table, images, options.image_column)
 
 
 def _delimiter(raw: bytes, image_column: str) -> str:

@@ -17,13 +17,8 @@ from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.csv_table import Frame, frame_reader
 from sslpipe.sharding.gather import parse_pattern
 from sslpipe.sharding.in_memory import Rows, are_rows, reader_of
-from sslpipe.sharding.index_tars import (
-    Indexed,
-    check_columns,
-    check_folder,
-    gather_tars,
-    index_folder,
-)
+from sslpipe.sharding.index_tars import Indexed, check_columns, find_tars, index_folder
+from sslpipe.sharding.join_tars import Joined, join_folders
 from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import SourceOptions, SourceReader, class_names
 from sslpipe.sharding.verify import Fault, verify_columns, verify_shard
@@ -31,8 +26,6 @@ from sslpipe.sharding.writer import Layout
 
 if TYPE_CHECKING:
     from PIL import Image
-
-LAYOUT = Layout(seed=0, samples_per_shard=1000, max_shard_bytes=10**9)
 
 
 @checked
@@ -153,7 +146,7 @@ def build_dataset(
         columns=parse_columns(joined(columns)),
         name_pattern=parse_pattern(name_pattern),
     )
-    layout = LAYOUT._replace(
+    layout = Layout(
         samples_per_shard=samples_per_shard,
         resize_shorter_px=resize_px,
         background=None if background is None else _parse_colour(background),
@@ -218,8 +211,10 @@ def index_tars(
     if not listed:
         raise DataError("folders = [] names none; give the folder of the tars, or several")
     paths = [Path(each) for each in listed]
-    for path in paths:
-        check_folder(path)
+    tars: dict[str, list[Path]] = {}
+    for folder in paths:
+        for name, found in find_tars(folder, split).items():
+            tars.setdefault(name, []).extend(found)
     if out is None and len(listed) > 1:
         raise DataError("several folders become one data set in a folder that --out names")
     target = Path(listed[0] if out is None else out)
@@ -227,19 +222,20 @@ def index_tars(
     if isinstance(classes, str | Path):
         names = class_names(Path(classes))
     fields = joined(columns)
-    tars, known = gather_tars(target, paths, split, names, with_columns=fields is None)
+    joined_folders = Joined(classes=names)  # of the target's own tars dataset.json says the rest
+    if [folder.resolve() for folder in paths] != [target.resolve()]:
+        joined_folders = join_folders(paths, names, with_columns=fields is None)
     wanted = SourceOptions(
-        columns=parse_columns(fields) if fields else known,
+        columns=parse_columns(fields) if fields else joined_folders.columns,
         name_pattern=parse_pattern(name_pattern),
     )
     if fields != "":
-        check_columns(target, tars.groups, wanted)
-    with (progress or silent)(
-        f"index {target.name}", sum(map(len, tars.groups.values()))
-    ) as advance:
+        check_columns(target, tars, wanted)
+    with (progress or silent)(f"index {target.name}", sum(map(len, tars.values()))) as advance:
         return index_folder(
             target,
             tars,
+            joined=joined_folders,
             columns=wanted,
             workers=num_workers,
             advance=advance,

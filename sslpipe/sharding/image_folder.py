@@ -29,6 +29,7 @@ from sslpipe.sharding.sources import (
     open_file,
     read_file,
     readable,
+    reported,
     root_folder,
 )
 from sslpipe.sharding.split_names import GENERIC, read_splits, split_of
@@ -97,17 +98,17 @@ class Walked(NamedTuple):
 
 
 def walk(
-    root: Path, *, suffixes: tuple[str, ...] = SUFFIXES, without: Sequence[Path] = ()
+    root: Path, *, suffixes: tuple[str, ...] = SUFFIXES, without: Path | None = None
 ) -> Walked:
     """List the files below a folder, each real folder once: links may lead anywhere, also up.
 
     Args:
         root: The folder.
         suffixes: How names of images end.
-        without: Folders that are skipped.
+        without: A folder that is skipped.
     """
     above = {_identity(parent.stat()) for parent in root.resolve().parents}
-    excluded = {_identity(folder.stat()) for folder in without if folder.is_dir()}
+    excluded = _identity(without.stat()) if without is not None and without.is_dir() else None
     seen = set[tuple[int, int]]()
     entries = list[Entry]()
     folders = list[Path]()
@@ -126,7 +127,7 @@ def walk(
                 Entry(folder, absent=f"folders that cannot be opened ({error.strerror})")
             )
             continue
-        if identity in seen or identity in above or (identity in excluded and folder != root):
+        if identity in seen or identity in above or (identity == excluded and folder != root):
             reason = "links to folders that are read already, or hold this one"
             entries.append(Entry(folder, reason if is_link else _OWN))
             continue
@@ -328,7 +329,7 @@ def _no_images(folder: Path, suffixes: tuple[str, ...]) -> DataError:
 def read_folder(options: SourceOptions) -> dict[str, Images]:
     """Read the images below a folder; names of its folders are splits and classes."""
     root = root_folder(options)
-    entries, folders = walk(root, suffixes=options.suffixes, without=options.without)
+    entries, folders = walk(root, suffixes=options.suffixes, without=options.out)
     images = [
         entry for entry in entries if not entry.reason and is_image(entry.path, options.suffixes)
     ]
@@ -340,7 +341,7 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
             if unread
             else _no_images(root, options.suffixes)
         )
-    only = options.split and (split_of(options.split) or options.split)
+    only = options.named_split
     splits = find_splits(root, [entry.path for entry in images], only)
     names = sorted({*splits.names.values()})
     chosen = (
@@ -355,8 +356,8 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         split = splits.of(entry.path.relative_to(root).parts) if names else chosen[0]
         if split is None or split in chosen or not (split or only):
             placed.append((entry, split))
-    faults = _FoundFaults(root)
-    with faults.of():
+    faults = list[str]()
+    with _kept_in(faults):
         _check_absent(root, [entry for entry, _ in placed], options)
     kept: dict[str, list[Path]] = {split: [] for split in chosen}
     missing: dict[str, list[str]] = {split: [] for split in chosen}
@@ -380,46 +381,34 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         if not own:
             raise _no_images(root / split, options.suffixes)
         classes: list[str | None] = [None] * len(own)
-        with faults.of():
+        with _kept_in(faults):
             classes = _classes(root, splits, own) if options.labels else classes
         rows[split] = list(zip(own, classes, strict=True))
-    faults.check()
+    if len(faults) > 1:
+        listed = " ".join(f"({number}) {text}." for number, text in enumerate(faults, 1))
+        raise DataError(f"{root} has {len(faults)} faults: {listed}")
+    if faults:
+        raise DataError(faults[0])
     by_split = from_rows(replace(options, split=None), root, rows)
     by_split = {split: replace(own, missing=missing[split]) for split, own in by_split.items()}
-    first = by_split[chosen[0]]
     said = group_kinds((e.reason or e.absent, e.kind, _below(root, e.path)) for e in left_out)
-    doubts = [*first.doubts, *_unread(root, left_out), *_doubts(root, splits, rows, folders)]
+    doubts = [*_unread(root, left_out), *_doubts(root, splits, rows, folders)]
     tables = [entry.path for entry in left_out if entry.path.suffix.lower() in _TABLES]
     if options.labels and tables and not any(own.classes for own in by_split.values()):
         doubts.append(
             "no folders are classes, and a table may name them: --source=csv "
             f"--csv={str(tables[0])!r} reads its columns"
         )
-    return {**by_split, chosen[0]: replace(first, left_out=said, doubts=doubts)}
+    return reported(by_split, said, doubts)
 
 
-class _FoundFaults:
-    """Collects what is wrong with a folder, so that all of it is mended at once."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._texts: list[str] = []
-
-    @contextmanager
-    def of(self) -> Iterator[None]:
-        """Keep the DataError of a check for `check`."""
-        try:
-            yield
-        except DataError as error:
-            self._texts.append(str(error))
-
-    def check(self) -> None:
-        """Raise DataError with all that was found, if anything was."""
-        if len(self._texts) == 1:
-            raise DataError(self._texts[0])
-        if self._texts:
-            listed = " ".join(f"({number}) {text}." for number, text in enumerate(self._texts, 1))
-            raise DataError(f"{self._root} has {len(self._texts)} faults: {listed}")
+@contextmanager
+def _kept_in(faults: list[str]) -> Iterator[None]:
+    """Keep the DataError of a check, so that all that is wrong can be mended at once."""
+    try:
+        yield
+    except DataError as error:
+        faults.append(str(error))
 
 
 def _below(root: Path, path: Path) -> str:

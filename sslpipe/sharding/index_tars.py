@@ -10,11 +10,8 @@ from os.path import isfile
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sslpipe.arguments import Advance
-from sslpipe.data.image_type import ImageType
+from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import (
     ARRAY_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -28,22 +25,17 @@ from sslpipe.errors import DataError, shown
 from sslpipe.sharding.build_report import (
     Group,
     Report,
-    Tally,
-    make_report,
-    save_report,
+    merge_groups,
     was_split_by_class,
+    write_report,
 )
 from sslpipe.sharding.columns import paths_column, save_columns, side_by_side
 from sslpipe.sharding.gather import columns_of_tars
-from sslpipe.sharding.join_tars import built_paths, join_folders
+from sslpipe.sharding.join_tars import Joined, built_paths
 from sslpipe.sharding.measure import measure
 from sslpipe.sharding.record import merge_classes, open_manifest
-from sslpipe.sharding.scan import (
-    BESIDE,
-    index_tar,
-    unread,
-)
-from sslpipe.sharding.sources import ColumnSpec, SourceOptions, read_file
+from sslpipe.sharding.scan import BESIDE, index_tar, unread
+from sslpipe.sharding.sources import SourceOptions, read_file
 from sslpipe.sharding.split_names import split_of, without_number
 
 _TAR_SUFFIX = re.compile(r"\.(tar|tgz|tbz2|txz|tar\.[a-z0-9]+)$", re.IGNORECASE)
@@ -60,21 +52,11 @@ class Indexed(NamedTuple):
         return "\n".join(["Indexed:", *self.report.lines()])
 
 
-def is_rgb8(image: object) -> bool:
-    """Return whether a manifest's `image` is of 8-bit RGB, on any background."""
-    return not isinstance(image, ImageType) or image.is_rgb8
-
-
-def check_folder(folder: Path) -> None:
-    """Raise DataError unless it is a folder; of a file the message names the one that holds it."""
+def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
+    """Group a folder's tars by split: `split`, else how their names begin. Raises: DataError."""
     if not folder.is_dir():
         where = f": give {folder.parent}, which holds it" if folder.is_file() else ""
         raise DataError(f"{folder} is not a folder{where}")
-
-
-def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
-    """Group a folder's tars by split: `split`, else how their names begin. Raises: DataError."""
-    check_folder(folder)
     groups: dict[str, list[Path]] = {}
     names: dict[str, set[str]] = defaultdict(set)  # by split, how the names of its tars begin
     for path in sorted(folder.glob("[!.]*")):
@@ -107,54 +89,11 @@ def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
     return groups
 
 
-class Tars(NamedTuple):
-    """The tars to index, and what is known of them."""
-
-    groups: Mapping[str, Sequence[Path]]  # by split, in order
-    classes: tuple[str, ...] = ()  # names by label; (): as dataset.json says
-    numbers: Mapping[Path, NDArray[np.int64]] = {}  # by folder: what its labels become
-    fields: Mapping[str, object] = {}  # of dataset.json: what is known of the images
-
-
-def gather_tars(
-    out: Path,
-    folders: Sequence[Path],
-    split: str | None,
-    classes: tuple[str, ...],
-    *,
-    with_columns: bool = True,
-) -> tuple[Tars, tuple[ColumnSpec, ...]]:
-    """Find the tars of some folders, and the columns that their dataset.json have.
-
-    Args:
-        out: Where dataset.json will be; of a folder that is `out` nothing else is looked up.
-        folders: Tars of a split are in their order.
-        split: As in `find_tars`.
-        classes: Names by label; (): those that the folders' dataset.json have.
-        with_columns: Look up the columns, too.
-
-    Raises: DataError where there are no tars, or the folders do not fit together.
-    """
-    groups: dict[str, list[Path]] = {}
-    for folder in folders:
-        for name, paths in find_tars(folder, split).items():
-            groups.setdefault(name, []).extend(paths)
-    if [folder.resolve() for folder in folders] == [out.resolve()]:
-        return Tars(groups, classes), ()
-    joined = join_folders(folders, named=bool(classes), with_columns=with_columns)
-    tars = Tars(
-        groups=groups,
-        classes=classes or joined.classes,
-        numbers=joined.numbers,
-        fields=joined.fields,
-    )
-    return tars, joined.columns
-
-
 def index_folder(
     out: Path,
-    tars: Tars,
+    tars: Mapping[str, Sequence[Path]],
     *,
+    joined: Joined = Joined(),  # noqa: B008  # immutable
     columns: SourceOptions = SourceOptions(),  # noqa: B008  # frozen
     workers: int = 2,
     advance: Advance = lambda count: None,
@@ -167,7 +106,8 @@ def index_folder(
 
     Args:
         out: The folder of dataset.json and of the sidecars; tars of other folders stay as they are.
-        tars: What to index.
+        tars: What to index: by split, in order.
+        joined: What is known of them.
         columns: What is read of each sample.
         workers: Threads.
         advance: Takes 1 for each tar done.
@@ -182,19 +122,18 @@ def index_folder(
         raise DataError("--range is of images that --channels names; give both, or neither")
     manifest = open_manifest(out)
     groups = {
-        name: [path for path in paths if _has_member(path)] or paths
-        for name, paths in tars.groups.items()
+        name: [path for path in paths if _has_member(path)] or paths for name, paths in tars.items()
     }
-    image = tars.fields.get("image", manifest.image)
-    is_array = bool(channels) or not is_rgb8(image)
-    suffixes = ARRAY_SUFFIXES if is_array else IMAGE_SUFFIXES
-    if channels and is_rgb8(manifest.image) and set(manifest.splits) - set(groups):
+    image = manifest.model_copy(update=joined.fields).image or RGB8
+    stored = manifest.image or RGB8
+    suffixes = ARRAY_SUFFIXES if channels or not image.is_rgb8 else IMAGE_SUFFIXES
+    if channels and stored.is_rgb8 and set(manifest.splits) - set(groups):
         raise DataError(f"{out / 'dataset.json'} has splits of 8-bit RGB: index all at once")
     _check_once(out, groups, manifest)
 
     # the sidecars
     def index(path: Path) -> _IndexedTar:
-        entry, scan = index_tar(path, suffixes, out, tars.numbers.get(path.parent))
+        entry, scan = index_tar(path, suffixes, out, joined.numbers.get(path.parent))
         advance(1)
         return _IndexedTar(
             path=path,
@@ -213,14 +152,14 @@ def index_folder(
 
     # dataset.json
     kept = [name for name in manifest.splits if name not in groups]
-    if kept and image != manifest.image and not channels:
+    if kept and image != stored and not channels:
         raise DataError(f"{', '.join(kept)} of {out / 'dataset.json'} has images of another type")
-    classes = tars.classes or manifest.classes
+    classes = joined.classes or manifest.classes
     if kept:
-        classes = merge_classes(manifest.classes, tars.classes)
+        classes = merge_classes(manifest.classes, joined.classes)
     update: dict[str, object] = {"classes": classes, "splits": {**manifest.splits, **splits}}
     if not kept or "train" in groups:
-        update |= tars.fields
+        update |= joined.fields
     if channels:
         update |= _measured_fields(groups, channels, value_range)
     values = columns_of_tars(groups, columns, workers=workers, suffixes=suffixes)
@@ -232,9 +171,8 @@ def index_folder(
     manifest = save_columns(out, manifest.model_copy(update=update), values)
 
     # the report
-    empty = sorted({*chain(*tars.groups.values())} - {*chain(*groups.values())})
+    empty = sorted({*chain(*tars.values())} - {*chain(*groups.values())})
     report = _report(out, empty, list(chain(*indexed.values())), workers)
-    save_report(out, report)
     return Indexed(manifest, report)
 
 
@@ -270,16 +208,10 @@ def _report(
     out: Path, empty: Sequence[Path], indexed: Sequence[_IndexedTar], workers: int
 ) -> Report:
     """Return what became of the members of tars, once dataset.json is there."""
-    left_out = Tally()
-    unusual = Tally()
-    for path in empty:
-        left_out.add(Group(what="tars without a member", count=1, example=path.name))
-    for tar in indexed:
-        for group in tar.left_out:
-            left_out.add(_within(group, tar.path))
-        for group in tar.unusual:
-            unusual.add(_within(group, tar.path))
-    skipped = left_out.groups()
+    left_out = [Group(what="tars without a member", count=1, example=path.name) for path in empty]
+    left_out += [group for tar in indexed for group in tar.left_out]
+    skipped = merge_groups(left_out)
+    unusual = merge_groups(group for tar in indexed for group in tar.unusual)
     doubts = unread(skipped, indexed[0].path)
     has_texts = any(each.what == BESIDE and each.kind == ".txt" for each in skipped)
     has_json = any(tar.has_json for tar in indexed)
@@ -291,10 +223,10 @@ def _report(
             f"no image has a label, which is KEY.cls; if {member} says the class: `sslpipe shards "
             f"build OUT --source tars --root {indexed[0].path.parent} --label-column {named}`"
         )
-    return make_report(
+    return write_report(
         out,
         left_out=skipped,
-        images=unusual.groups(),
+        images=unusual,
         doubts=doubts,
         split_by_class=was_split_by_class(out),
         workers=workers,
@@ -306,10 +238,6 @@ def _has_member(path: Path) -> bool:
     if not isfile(path):  # which reading it says
         return True
     return not 0 < path.stat().st_size <= tarfile.RECORDSIZE or any(read_file(path))
-
-
-def _within(group: Group, path: Path) -> Group:
-    return group.model_copy(update={"example": f"{group.example} in {path.name}"})
 
 
 def _check_once(out: Path, groups: Mapping[str, Sequence[Path]], manifest: Manifest) -> None:

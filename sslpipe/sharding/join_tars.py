@@ -30,26 +30,28 @@ Numbers = NDArray[np.int64]  # (classes of a folder,), their numbers in the join
 class Joined(NamedTuple):
     """What the folders' own dataset.json say, as one."""
 
-    classes: tuple[str, ...]
-    numbers: dict[Path, Numbers]  # by folder; none where labels stay as they are
-    columns: tuple[ColumnSpec, ...]  # keys of KEY.json
-    fields: dict[str, object]  # of dataset.json: image, mean, std, source, license
+    classes: tuple[str, ...] = ()  # names by label; (): as dataset.json says
+    numbers: Mapping[Path, Numbers] = {}  # by folder; none where labels stay as they are
+    columns: tuple[ColumnSpec, ...] = ()  # keys of KEY.json
+    fields: Mapping[str, object] = {}  # of dataset.json: image, mean, std, source, license
 
 
 def join_folders(
-    folders: Sequence[Path], *, named: bool = False, with_columns: bool = True
+    folders: Sequence[Path], classes: tuple[str, ...] = (), *, with_columns: bool = True
 ) -> Joined:
     """Join what the dataset.json of each folder says; a folder may have none.
 
     Classes are those of all, sorted. mean and std are pooled by the number of images in the first
-    split; where a folder has no dataset.json they are left to the caller. With `named` all labels
-    are numbers of one list, and the folders' own names do not count. Without `with_columns` theirs
-    are not looked up.
+    split; where a folder has no dataset.json they are left to the caller. Given `classes` name all
+    labels, and the folders' own names do not count. Without `with_columns` theirs are not looked
+    up.
 
     Raises: DataError where folders have images, or a column, of different types.
     """
     manifests = {folder: open_manifest(folder) for folder in folders}
-    classes, numbers = ((), {}) if named else _join_classes(manifests)
+    numbers: dict[Path, Numbers] = {}
+    if not classes:
+        classes, numbers = _join_classes(manifests)
     fields: dict[str, object] = {}
     if all(manifest.splits for manifest in manifests.values()):
         fields = _join_images(manifests)

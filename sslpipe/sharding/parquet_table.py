@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from pyarrow import compute, ipc, parquet, types
 
 from sslpipe.data.decode import first_line
-from sslpipe.errors import DataError, did_you_mean
+from sslpipe.errors import DataError
 from sslpipe.files import parse_object
 from sslpipe.portable import open_regular
 from sslpipe.sharding.build_report import group_kinds
@@ -29,15 +28,17 @@ from sslpipe.sharding.sources import (
     read_file,
     read_place,
     readable,
+    reported,
     root_folder,
 )
 from sslpipe.sharding.split_names import GENERIC, split_of, without_number
 from sslpipe.sharding.tables import (
     PLACE,
     a_row_an_image,
+    check_column,
     image_columns,
-    table_fields,
     unread_columns,
+    wanted_columns,
 )
 
 _SAY_NOTHING = GENERIC | {"", "part", "parts", "shard", "chunk", "file"}  # beginnings of names
@@ -83,15 +84,10 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
         for split, own in images.items()
         if own.are_places and _are_files(tables[split].column(column))
     }
-    kept, again = listed_again(of_files)
-    images |= kept
-    # what is said of all splits stands in the first one
+    images |= listed_again(of_files)
     there = [*dict.fromkeys(name for paths in chosen.values() for name in _columns(paths[0]))]
     read = {*image_columns(column, there), options.label_column, *options.fields}
-    left_out = unread_columns(there, read)
-    first, own = next(iter(images.items()))
-    own = replace(own, left_out=[*own.left_out, *left_out], doubts=[*own.doubts, *again])
-    return {**images, first: own}
+    return reported(images, unread_columns(there, read))
 
 
 # --- which files there are
@@ -209,20 +205,18 @@ def _open_arrow(path: Path) -> Any:
     return ipc.open_file(source) if is_file else ipc.open_stream(source)
 
 
-def _read_table(paths: list[Path], wanted: list[str]) -> Any:
-    """Read some columns of all files; dictionaries are decoded. Raises: DataError."""
+def _read_table(paths: list[Path], wanted: Mapping[str, str]) -> Any:
+    """Read some columns of all files, by their options; dictionaries are decoded.
+
+    Raises: DataError.
+    """
+    columns = list(wanted)
     tables = []
     for path in paths:
         there = _columns(path)
-        for name in wanted:
-            if name not in there:
-                raise DataError(
-                    f"{path} has no column {name!r}{did_you_mean(name, there)}; it has: "
-                    f"{', '.join(there)}; see --image-column, --label-column, --no-labels, "
-                    "--columns"
-                )
+        for name, option in wanted.items():
+            check_column(path, name, there, option)
         try:
-            columns = list(dict.fromkeys(wanted))
             if path.suffix == ".arrow":
                 table = _open_arrow(path).read_all().select(columns)
                 table.validate(full=True)
@@ -245,9 +239,7 @@ def _read_split(paths: list[Path], column: str, options: SourceOptions) -> Any:
     """Read the columns that are needed of a split: one table, a row an image. Raises: DataError."""
     there = _columns(paths[0])
     columns = image_columns(column, there)
-    label_column = [options.label_column] if options.labels and options.label_column else []
-    fields = table_fields(options, columns, there)
-    table = _read_table(paths, [*columns, *label_column, *fields])
+    table = _read_table(paths, wanted_columns(options, columns, there))
     try:
         return a_row_an_image(table, columns, column)
     except pa.ArrowException as error:
@@ -274,7 +266,7 @@ def _labels_by_split(
     for split, paths in groups.items():
         table = tables.get(split)
         if table is None and column in _columns(paths[0]):
-            table = _read_table(paths, [column])
+            table = _read_table(paths, {column: "--label-column"})
         if table is not None:
             labels[split] = _labels(table.column(column), f"{root}, {split}")
     return labels

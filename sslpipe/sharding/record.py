@@ -12,12 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sslpipe.data.index import Manifest, ShardFile, load_index, manifest_text
 from sslpipe.errors import DataError
-from sslpipe.files import Stored, json_text, parse_json, read_lines
-from sslpipe.portable import (
-    open_regular,
-    sha256_of,
-    write_atomically,
-)
+from sslpipe.files import Stored, json_text, open_log, parse_json, read_lines
+from sslpipe.portable import open_regular, sha256_of, write_atomically
 from sslpipe.sharding.build_report import Group
 
 FOLDER = ".build"
@@ -97,7 +93,14 @@ class Record:
 
     def plan(self) -> str | None:
         """Return the fingerprint of the plan that it follows; '' for a damaged one."""
-        return _recorded_plan(self.path)
+        if not self.path.exists():
+            return None
+        try:
+            with open_regular(self.path) as file:
+                first = file.readline()
+            return parse_json(first, _Begun).plan if first else None
+        except (OSError, ValueError):
+            return ""
 
     def write(self, plan: str) -> None:
         """Begin it."""
@@ -106,10 +109,7 @@ class Record:
 
     def append(self, done: Done) -> None:
         """Add a finished shard and put it on disk."""
-        with open(self.path, "a+b", buffering=0) as file:
-            file.seek(0, os.SEEK_END)
-            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-                file.write(b"\n")  # after the line that a kill cut short
+        with open_log(self.path) as file:
             file.write(json_text(done, indent=None).encode())
             os.fsync(file.fileno())
 
@@ -152,14 +152,3 @@ def _shards_in(folder: Path, split: str) -> list[Path]:
     """List a split's shards, sidecars and unfinished files by their names."""
     pattern = re.compile(rf"\.?{re.escape(split)}-\d{{6}}\.(tar|offsets\.npy)(\..+)?")
     return [path for path in sorted(folder.iterdir()) if pattern.fullmatch(path.name)]
-
-
-def _recorded_plan(record: Path) -> str | None:
-    if not record.exists():
-        return None
-    try:
-        with open_regular(record) as file:
-            first = file.readline()
-        return parse_json(first, _Begun).plan if first else None
-    except (OSError, ValueError):
-        return ""

@@ -155,7 +155,15 @@ def scan_tar(
                 unusual.add(what)
             elif "." in sample.key.rpartition("/")[2]:
                 unusual.add(Group(what=DOTS, count=1, example=sample.name))
-    return Scan(samples, left_out.groups(), unusual.groups())
+    return Scan(samples, _within(path, left_out), _within(path, unusual))
+
+
+def _within(path: Path, tally: Tally) -> list[Group]:
+    """Return what was counted in a tar, whose examples name it."""
+    return [
+        each.model_copy(update={"example": f"{each.example} in {path.name}"})
+        for each in tally.groups()
+    ]
 
 
 def _keys_of_several(members: Sequence[Member], suffixes: Sequence[str]) -> set[str]:

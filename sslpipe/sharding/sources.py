@@ -101,7 +101,12 @@ class SourceOptions:
     columns: tuple[ColumnSpec, ...] = ()  # what else is read of each image
     name_pattern: re.Pattern[str] | None = None  # of an image's whole name; named groups: columns
     suffixes: tuple[str, ...] = SUFFIXES  # how names of images in a folder end, in lower case
-    without: tuple[Path, ...] = ()  # folders below the root that are skipped
+    out: Path | None = None  # the folder that is written, which may lie below the root
+
+    @property
+    def named_split(self) -> str | None:
+        """The split that is asked for, by the name that splits of its meaning have."""
+        return self.split and (split_of(self.split) or self.split)
 
     @property
     def in_names(self) -> list[str]:
@@ -184,20 +189,26 @@ def from_rows(
             paths=files if len(files) == len(places) else (),
             are_places=True,
         )
-    kept, again = listed_again(images)
-    first = next(iter(kept))
-    own = replace(kept[first], left_out=group_kinds(left_out), doubts=[*doubts, *again])
-    return {**kept, first: own}
+    return listed_again(reported(images, group_kinds(left_out), doubts))
 
 
-def listed_again(images: Mapping[str, Images]) -> tuple[Mapping[str, Images], list[str]]:
+def reported(
+    images: Mapping[str, Images], left_out: Sequence[Group], doubts: Sequence[str] = ()
+) -> dict[str, Images]:
+    """Add what was left out of a source, and what looks like a slip: the first split has it."""
+    first, own = next(iter(images.items()))
+    own = replace(own, left_out=[*own.left_out, *left_out], doubts=[*own.doubts, *doubts])
+    return {**images, first: own}
+
+
+def listed_again(images: dict[str, Images]) -> dict[str, Images]:
     """Keep the samples of a file that a list names several times together, and name such files.
 
     A cut of test leaves those of a split in one; what the list itself puts into several is said.
     """
     again = _twice(name for own in images.values() for name in own.names)
     if not again:
-        return images, []
+        return images
     rows = {
         (split, name, label)
         for split, own in images.items()
@@ -218,11 +229,12 @@ def listed_again(images: Mapping[str, Images]) -> tuple[Mapping[str, Images], li
         files = numbered(own.names)
         together = files if own.together is None else connected(files, own.together)
         kept[split] = replace(own, together=together)
-    return kept, [
+    doubts = [
         f"images that are listed {what}: {len(names):,}, such as {shown(min(names))}"
         for what, names in found.items()
         if names
     ]
+    return reported(kept, [], doubts)
 
 
 def _twice(names: Iterable[str]) -> set[str]:
@@ -436,7 +448,7 @@ def chosen_splits(options: SourceOptions, there: Iterable[str], where: object) -
     known = list(there)
     wanted = options.split
     if wanted is not None and wanted not in known:
-        wanted = split_of(wanted) or wanted
+        wanted = options.named_split
     if options.split is not None and wanted not in known:
         some = known[:MOST_NAMED]
         more = f" and {len(known) - len(some):,} more" * (len(known) > len(some))

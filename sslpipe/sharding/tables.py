@@ -20,15 +20,22 @@ def image_columns(wanted: str, there: Sequence[str]) -> list[str]:
     return [wanted] if wanted in there else [name.strip() for name in wanted.split(",")]
 
 
-def table_fields(options: SourceOptions, images: Sequence[str], there: Sequence[str]) -> list[str]:
-    """Return the columns to read, but for ROW, which rows of several images get.
+def wanted_columns(
+    options: SourceOptions, images: Sequence[str], there: Sequence[str]
+) -> dict[str, str]:
+    """Return the columns to read, but for ROW, which rows of several images get; by their options.
 
     Raises: DataError for one that is named PLACE.
     """
     if PLACE in (*images, *options.fields, options.label_column, options.split_column):
         raise DataError(f"a column named {PLACE!r} is added to tables here; rename yours")
     is_added = len(images) > 1 and ROW not in there
-    return [name for name in options.fields if not (is_added and name == ROW)]
+    fields = [name for name in options.fields if not (is_added and name == ROW)]
+    wanted = {name: "--columns" for name in fields}
+    wanted |= dict.fromkeys(images, "--image-column")
+    if options.labels and options.label_column:
+        wanted[options.label_column] = "--label-column"
+    return wanted
 
 
 def unread_columns(there: Sequence[str], read: Collection[str | None]) -> list[Group]:

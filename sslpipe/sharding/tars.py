@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +12,10 @@ from sslpipe.data.index import IMAGE_SUFFIXES
 from sslpipe.data.storage import read_range
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.files import Tree
-from sslpipe.sharding.build_report import Group, group_lines, merge_groups
+from sslpipe.sharding.build_report import group_lines, merge_groups
 from sslpipe.sharding.gather import read_json
 from sslpipe.sharding.index_tars import find_tars
-from sslpipe.sharding.scan import Sample, scan_tar, unread
+from sslpipe.sharding.scan import Scan, scan_tar, unread
 from sslpipe.sharding.sources import (
     SUFFIXES,
     Images,
@@ -27,6 +26,7 @@ from sslpipe.sharding.sources import (
     numbered,
     open_file,
     readable,
+    reported,
     root_folder,
 )
 from sslpipe.sharding.split_names import split_of
@@ -40,14 +40,12 @@ _SUFFIXES = (*IMAGE_SUFFIXES, *(each[1:] for each in SUFFIXES if each[1:] not in
 
 
 class _Tar(NamedTuple):
-    """The samples of a tar, the class and KEY.json of each, and what is in no sample."""
+    """The samples of a tar, and the class and KEY.json of each."""
 
     path: Path
-    samples: list[Sample]
+    scan: Scan
     labels: list[str | None]
     trees: list[Tree]
-    left_out: list[Group]
-    unusual: list[Group]
 
 
 def read_tars(options: SourceOptions) -> dict[str, Images]:
@@ -57,7 +55,7 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
     by default KEY.cls, else `label` of KEY.json. Columns are keys of KEY.json.
     """
     root = root_folder(options)
-    if root.resolve() in [folder.resolve() for folder in options.without]:
+    if options.out is not None and root.resolve() == options.out.resolve():
         raise DataError(f"{root} holds the tars that are read; write the data set elsewhere")
     groups = find_tars(root, None)
     if len(groups) == 1 and not split_of(next(iter(groups))):  # a name that says nothing of splits
@@ -67,22 +65,18 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
     _check_known(root, tars, options)
     all_labels = {label for own in tars.values() for tar in own for label in tar.labels}
     images = {split: _images(tars[split], all_labels, options) for split in chosen}
-    first = images[chosen[0]]
-    said = [each for split in chosen for tar in tars[split] for each in _within(tar, tar.left_out)]
-    unusual = [
-        each for split in chosen for tar in tars[split] for each in _within(tar, tar.unusual)
-    ]
-    skipped = merge_groups(said)
-    trees = [tree for split in chosen for tar in tars[split] for tree in tar.trees]
-    keys = sorted({key for tree in trees for key in tree})
+    read = [tar for split in chosen for tar in tars[split]]
+    skipped = merge_groups(each for tar in read for each in tar.scan.left_out)
+    unusual = merge_groups(each for tar in read for each in tar.scan.unusual)
+    keys = sorted({key for tar in read for tree in tar.trees for key in tree})
     unread_keys = unread_columns(keys, {options.label_column, *options.fields})
     doubts = [
         *merged_classes(all_labels),
-        *group_lines(merge_groups(unusual)),
+        *group_lines(unusual),
         *unread(skipped, groups[chosen[0]][0]),
         *_unnamed(tars, options),
     ]
-    return {**images, chosen[0]: replace(first, left_out=[*skipped, *unread_keys], doubts=doubts)}
+    return reported(images, [*skipped, *unread_keys], doubts)
 
 
 def _read_tar(path: Path, options: SourceOptions) -> _Tar:
@@ -101,14 +95,7 @@ def _read_tar(path: Path, options: SourceOptions) -> _Tar:
                     start, size = sample.text
                     raw = os.pread(file.fileno(), min(size, MOST_LABEL_BYTES), start)
                     labels[place] = raw.decode(errors="backslashreplace").strip()
-    return _Tar(
-        path=path,
-        samples=scan.samples,
-        labels=labels,
-        trees=trees,
-        left_out=scan.left_out,
-        unusual=scan.unusual,
-    )
+    return _Tar(path=path, scan=scan, labels=labels, trees=trees)
 
 
 def _text_of(value: object) -> str | None:
@@ -126,7 +113,7 @@ def _text_of(value: object) -> str | None:
 def _check_known(root: Path, tars: dict[str, list[_Tar]], options: SourceOptions) -> None:
     """Raise DataError for a column, or a column of classes, that no sample has."""
     every = [tar for own in tars.values() for tar in own]
-    if not any(tar.samples for tar in every):
+    if not any(tar.scan.samples for tar in every):
         raise DataError(f"{root}: its tars hold no image KEY.jpg, KEY.png, ..., KEY.tif")
     keys = sorted({key for tar in every for tree in tar.trees for key in tree})
     there = f"in their KEY.json is: {', '.join(keys[:MOST_KEYS]) or 'nothing'}"
@@ -151,7 +138,7 @@ def _unnamed(tars: dict[str, list[_Tar]], options: SourceOptions) -> list[str]:
     if has_labels or not options.labels or options.fields:
         return []
     keys = sorted({key for tar in every for tree in tar.trees for key in tree})
-    has_texts = any(each.kind == ".txt" for tar in every for each in tar.left_out)
+    has_texts = any(each.kind == ".txt" for tar in every for each in tar.scan.left_out)
     there = ["there is KEY.txt"] if has_texts else []
     there += [f"in their KEY.json is {', '.join(keys[:MOST_KEYS])}"] if keys else []
     if not there:
@@ -160,7 +147,7 @@ def _unnamed(tars: dict[str, list[_Tar]], options: SourceOptions) -> list[str]:
 
 
 def _images(tars: Sequence[_Tar], all_labels: set[str | None], options: SourceOptions) -> Images:
-    places = [(tar.path, *sample.image) for tar in tars for sample in tar.samples]
+    places = [(tar.path, *sample.image) for tar in tars for sample in tar.scan.samples]
     labels, classes = number_labels([each for tar in tars for each in tar.labels], all_labels)
 
     def read(number: int) -> bytes:
@@ -168,7 +155,7 @@ def _images(tars: Sequence[_Tar], all_labels: set[str | None], options: SourceOp
         return read_range(str(path), start, start + size)
 
     return Images(
-        names=[readable(sample.name) for tar in tars for sample in tar.samples],
+        names=[readable(sample.name) for tar in tars for sample in tar.scan.samples],
         labels=labels,
         sizes=np.array([size for _, _, size in places], np.int64),
         classes=classes,
@@ -189,15 +176,9 @@ def _together(tars: Sequence[_Tar]) -> NDArray[np.int64] | None:
     """
     shared = list[tuple[Path, object]]()
     for tar in tars:
-        for sample in tar.samples:
+        for sample in tar.scan.samples:
             has_more = sample.json or sample.text or sample.label >= 0
             folder, slash, name = sample.name.rpartition("/")
             key = f"{folder}{slash}{name.partition('.')[0]}"
             shared.append((tar.path, key if has_more else sample.image))
     return None if len({*shared}) == len(shared) else numbered(shared)
-
-
-def _within(tar: _Tar, groups: Sequence[Group]) -> list[Group]:
-    return [
-        each.model_copy(update={"example": f"{each.example} in {tar.path.name}"}) for each in groups
-    ]

@@ -58,9 +58,9 @@ STATISTICS_PX = 256  # mean and std are taken of images reduced to fit this
 class Layout(NamedTuple):
     """What, besides the source, decides the bytes of the shards."""
 
-    seed: int  # of the shuffle
-    samples_per_shard: int  # at most
-    max_shard_bytes: int  # at most; rough where images are converted
+    seed: int = 0  # of the shuffle
+    samples_per_shard: int = 1000  # at most
+    max_shard_bytes: int = 10**9  # at most; rough where images are converted
     resize_shorter_px: int | None = None  # longer images are downscaled to this shorter side
     background: tuple[int, int, int] | None = None  # RGB, 0 to 255; None: alpha is dropped
     group_by: str | None = None  # column whose groups are written side by side; see `_order`
@@ -226,12 +226,11 @@ class SplitPlan(NamedTuple):
 
 def plan_split(split: str, source: SplitImages, layout: Layout) -> SplitPlan:
     """Shuffle a split's images and cut them into shards."""
-    shards = _cut(split, source, layout)
     return SplitPlan(
         split=split,
         source=source,
         layout=layout,
-        shards=shards,
+        shards=_cut(split, source, layout),
         fingerprint=_fingerprint(split, source, layout),
     )
 
@@ -248,14 +247,12 @@ def write_split(
 
     Files do not depend on `workers`, which are threads. With `skip_bad` an image
     that cannot be decoded is listed in `Done.bad`. `advance` takes numbers of
-    images. Raises: DataError for a bad image, which it names, or the record of another plan.
+    images. Raises: DataError for a bad image, which it names.
     """
     # what an earlier call has finished
     record = Record(folder, plan.split)
     if record.plan() is None:
         record.write(plan.fingerprint)
-    if record.plan() != plan.fingerprint:
-        raise DataError(f"{record.path} is the record of another build; remove it and its shards")
     done = record.finished()
     numbers = range(len(plan.shards))
     advance(sum(len(plan.shards[k]) for k in numbers if k in done))
@@ -431,7 +428,7 @@ def _write_shard(
         entry=index_tar(path, suffixes)[0] if count else None,  # now that it is whole and on disk
         moments=Moments(pixels=count, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
-        names=names if images.paths or images.are_places else [],
+        names=names if images.are_places else [],
         digests="".join(digests),
         remarks=group_kinds(remarks),
     )

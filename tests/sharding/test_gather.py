@@ -21,7 +21,7 @@ from sslpipe.sharding.build import write_shards
 from sslpipe.sharding.build_report import FILE
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.gather import RawColumn, match_names, parse_pattern
-from sslpipe.sharding.index_tars import Tars, check_columns, find_tars, index_folder
+from sslpipe.sharding.index_tars import check_columns, find_tars, index_folder
 from sslpipe.sharding.record import save_manifest
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions
 from sslpipe.sharding.verify import verify_columns
@@ -116,10 +116,10 @@ def test_shards_that_are_indexed_again_have_the_same_values(tmp_path):
     before, groups = tree(out), find_tars(out, None)
     with pytest.raises(DataError, match="columns='age:integer,patient:text,shot_at:time'"):
         check_columns(out, groups, SourceOptions())
-    index_folder(out, Tars(groups), columns=fields)
+    index_folder(out, groups, columns=fields)
     written = {"dataset.json": "", FILE: ""}  # what the index writes anew
     assert {**tree(out), **written} == {**before, **written}
-    index_folder(out, Tars(groups))
+    index_folder(out, groups)
     assert [*load_index(out).manifest.columns] == ["path"]  # which only the build knows
     assert parquet.read_table(*out.glob("*.parquet")).column_names == ["path"]
 
@@ -153,7 +153,7 @@ def index_foreign(folder: Path, fields: str, pattern: str = "") -> None:
         columns=parse_columns(fields),
         name_pattern=parse_pattern(pattern) if pattern else None,
     )
-    index_folder(folder, Tars(find_tars(folder, None)), columns=columns)
+    index_folder(folder, find_tars(folder, None), columns=columns)
 
 
 def test_json_and_names_of_foreign_tars(tmp_path):
