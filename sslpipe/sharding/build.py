@@ -121,8 +121,9 @@ def write_shards(
     images = read(replace(options, out=out))
     check_classes({key: value.class_names() for key, value in images.items()})
     manifest = open_manifest(out, options.name)
-    # idx files without names: one split may lack the last classes
-    classes = max((each.classes for each in images.values()), key=len)
+    # idx files without names, images in memory: a split may lack classes that another one has
+    by_length = sorted((each.classes for each in images.values()), key=len, reverse=True)
+    classes = tuple(dict.fromkeys(name for own in by_length for name in own))
     columns = columns_of_images(images, options)
     left_out = [each for value in images.values() for each in value.left_out]
     doubts = list(dict.fromkeys(line for value in images.values() for line in value.doubts))

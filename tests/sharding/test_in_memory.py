@@ -106,6 +106,17 @@ def test_splits_are_named_and_test_can_be_cut(tmp_path):
     assert {**cut, **contents(tmp_path / "cut")} == expected(OF_LABELS)
 
 
+def test_splits_may_have_classes_that_others_lack(tmp_path):
+    """Identities that training never sees: neither split has the classes of the other."""
+    pairs = list(zip(PIXELS, OF_LABELS, strict=True))
+    owned = {"train": ("ape", "owl"), "test": ("ape", "bee")}
+    splits = {split: [pair for pair in pairs if pair[1] in own] for split, own in owned.items()}
+    sslpipe.build_dataset(tmp_path / "set", splits)
+    for split, own in owned.items():
+        numbers = [number for number in range(12) if OF_LABELS[number] in own]
+        assert contents(tmp_path / "set", split) == expected(OF_LABELS, numbers)
+
+
 def test_the_same_call_is_the_same_data_set_and_other_images_are_refused(tmp_path):
     sslpipe.build_dataset(tmp_path / "set", PIXELS)
     before = tree(tmp_path / "set")
