@@ -117,8 +117,7 @@ def find_duplicates(
     found = duplicates.find_duplicates(samples, progress=bar)
     groups = group(found.pairs, len(samples))
     if column and index is not None:
-        by_split = duplicate_files.by_split(samples, groups)
-        duplicate_files.write_column(index.folder, by_split)
+        duplicate_files.write_column(index.folder, samples, groups)
     return Duplicates(samples, groups, found.doubt, pictures)
 
 
@@ -251,14 +250,6 @@ def cluster(features: Vectors, count: int = 50, *, seed: int = 0) -> clusters.Cl
     return clusters.cluster(open_features(features).rows, count, seed=seed, tries=TRIES)
 
 
-class Chosen(NamedTuple):
-    """A sample to label, and why."""
-
-    id: int
-    reason: str
-    value: float  # how many rows its cluster has
-
-
 @checked
 def select_to_label(
     features: Vectors,
@@ -267,7 +258,7 @@ def select_to_label(
     *,
     labelled: Sequence[int] | None = None,
     say: Callable[[str], None] | None = None,
-) -> list[Chosen]:
+) -> list[clusters.Chosen]:
     """Choose the samples most worth labelling, as `sslpipe curate select` does.
 
     >>> [one.id for one in sslpipe.select_to_label(features, 100)]
@@ -305,5 +296,4 @@ def select_to_label(
             say(f"{(~kept).sum()} copies of other samples are skipped, by {duplicate_files.COLUMN}")
         rows = rows.rows(torch.from_numpy(kept))
         known = known[kept]
-    chosen = clusters.by_coverage(rows, count, labelled=known)
-    return [Chosen(int(rows.ids[one.row]), one.reason, one.value) for one in chosen]
+    return clusters.by_coverage(rows, count, labelled=known)

@@ -89,10 +89,10 @@ def cluster(rows: Embeddings, count: int, *, seed: int = 0, tries: int = 1) -> C
     return Clusters(of_row, sizes, order[central], distance_of_row)
 
 
-class Choice(NamedTuple):
-    """A row to label, and why."""
+class Chosen(NamedTuple):
+    """A sample to label, and why."""
 
-    row: int
+    id: int
     reason: str  # for people
     value: float  # how many rows its cluster has
 
@@ -110,7 +110,7 @@ def one_of_each(groups: NDArray[np.int64], labelled: NDArray[np.bool_]) -> NDArr
 
 def by_coverage(
     rows: Embeddings, count: int, *, labelled: NDArray[np.bool_] | None = None
-) -> list[Choice]:
+) -> list[Chosen]:
     """Choose one typical row of each cluster that has no label yet, of the largest cluster first.
 
     There are as many clusters as there will be labels; the typical row has the largest mean
@@ -140,9 +140,9 @@ def by_coverage(
     covered[clusters.of_row[known]] = True
     chosen = []
     for number in np.flatnonzero(~covered)[:count].tolist():
-        row = _most_typical(rows, clusters.members(number))
+        sample_id = int(rows.ids[_most_typical(rows, clusters.members(number))])
         size = int(clusters.sizes[number])
-        chosen.append(Choice(row, f"typical of {size} samples", float(size)))
+        chosen.append(Chosen(sample_id, f"typical of {size} samples", float(size)))
     return chosen
 
 

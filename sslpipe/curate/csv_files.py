@@ -1,6 +1,7 @@
 """Tables of samples as CSV; each row names its split and its id."""
 
 import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,22 +10,14 @@ from sslpipe.errors import DataError
 from sslpipe.portable import write_atomically
 
 
-class _Lines(list[str]):
-    """What a CSV writer writes, a call a row; each ends in one newline."""
-
-    def write(self, line: str) -> None:
-        self.append(line.removesuffix("\r\n") + "\n")
-
-
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Write these columns of rows as CSV; what is None or not there is an empty cell."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = _Lines()
-    # with this line end the writer quotes cells that hold either character, a lone \r, too
-    writer = csv.DictWriter(lines, columns, lineterminator="\r\n", extrasaction="ignore")
+    file = io.StringIO()
+    writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(path, "".join(lines))
+    write_atomically(path, file.getvalue())
 
 
 def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:

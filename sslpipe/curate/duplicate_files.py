@@ -1,7 +1,7 @@
 """Write duplicates down: rows of groups.csv, the sheet of doubtful pairs, the data set's column."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,30 +108,26 @@ def check_place(index: DatasetIndex) -> None:
         )
 
 
-def write_column(folder: str, groups: Mapping[str, tuple[Integers, Integers]]) -> None:
+def write_column(folder: str, samples: Samples, groups: Groups) -> None:
     """Write the column of numbers of groups beside a data set; shards stay.
 
-    Other splits lose theirs: their numbers would stand for other groups.
+    A sample in no group has no value. Other splits lose theirs: their numbers would stand for other
+    groups.
 
     Args:
         folder: Of dataset.json.
-        groups: Split -> (N,) ids of samples, (N,) their groups; -1: none, and no value.
+        samples: As scanned.
+        groups: Of these samples.
 
     Raises:
         DataError: As `check_place`.
     """
     index = load_index(folder)
-    columns = {}
     check_place(index)
-    for split, (ids, numbers) in groups.items():
+    columns = {}
+    for number, split in enumerate(samples.splits):
+        is_inside = samples.split == number
         values = np.full(len(index.split(split)), -1, np.int64)
-        values[ids] = numbers
+        values[samples.ids[is_inside]] = groups.group[is_inside]
         columns[split] = pa.table({COLUMN: pa.array(values, mask=values < 0)})
     replace_columns(Path(folder), columns)
-
-
-def by_split(samples: Samples, groups: Groups) -> dict[str, tuple[Integers, Integers]]:
-    """Return ids and groups of each split, for `write_column`."""
-    masks = [samples.split == number for number in range(len(samples.splits))]
-    rows = zip(samples.splits, masks, strict=True)
-    return {name: (samples.ids[here], groups.group[here]) for name, here in rows}

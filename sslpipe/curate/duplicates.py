@@ -4,7 +4,6 @@ Copies of equal pixels are found by their hash. For others, the nearest by 8 x 8
 are the candidates, and `compare` scores each pair once: one picture from LEAST_SCORE on.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, normalize
 
-from sslpipe.arguments import Progress, silent
+from sslpipe.arguments import Advance, Progress, silent
 from sslpipe.curate.grouping import Pairs, joined
 from sslpipe.curate.image_scan import Samples
 from sslpipe.curate.thumbnails import pictures, whole, whole_and_crops
@@ -93,9 +92,7 @@ def exact_duplicates(samples: Samples) -> Pairs:
     )
 
 
-def candidates(
-    samples: Samples, rows: Integers, advance: Callable[[int], None] | None = None
-) -> Integers:
+def candidates(samples: Samples, rows: Integers, advance: Advance = lambda count: None) -> Integers:
     """Pair each row with the NEIGHBOURS that are most like it, or like a crop or mirror image.
 
     Returns:
@@ -116,9 +113,8 @@ def candidates(
     for number in range(views.shape[1]):
         asked = _search_rows(views[:, number])
         lists.append(nearest(wholes, asked, k, units=True, hidden=(numbers, numbers)))
-        if advance is not None:
-            done = len(rows) * (number + 1) // views.shape[1]
-            advance(done - len(rows) * number // views.shape[1])
+        done = len(rows) * (number + 1) // views.shape[1]
+        advance(done - len(rows) * number // views.shape[1])
     similarities = torch.cat([each.similarities for each in lists], 1).numpy()
     neighbours = torch.cat([each.indices for each in lists], 1).numpy()
     order = np.argsort(-similarities, axis=1, kind="stable")
@@ -130,9 +126,7 @@ def candidates(
     return rows[np.array(sorted(pairs), np.int64).reshape(-1, 2)]
 
 
-def compare(
-    samples: Samples, pairs: Integers, advance: Callable[[int], None] | None = None
-) -> Floats:
+def compare(samples: Samples, pairs: Integers, advance: Advance = lambda count: None) -> Floats:
     """Score any number of pairs, (P, 2) rows -> (P,): 1 for one picture; 0 if shapes differ.
 
     The whole of one picture is laid over the whole and each crop of the other, mirrored or not, and
@@ -146,8 +140,7 @@ def compare(
         one, other = (pictures(samples.thumbs[side]) for side in part.T)
         score = torch.maximum(_score(one, other), _score(other, one)).numpy()
         scores.append(np.where(_same_shape(samples.sizes[part]), score, 0).astype(np.float32))
-        if advance is not None:
-            advance(len(part))
+        advance(len(part))
     return np.concatenate(scores)
 
 

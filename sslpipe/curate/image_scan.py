@@ -30,7 +30,6 @@ WINDOW_BYTES = 64 * 2**20
 
 Integers = NDArray[np.int64]
 T = TypeVar("T")
-U = TypeVar("U")
 
 
 class Samples(NamedTuple):
@@ -68,7 +67,7 @@ def scan(
     ids: Sequence[Integers] | None = None,
     num_workers: int = 2,
     on_bad: OnBad | None = None,
-    progress: Advance | None = None,
+    progress: Advance = lambda count: None,
 ) -> Samples:
     """Read the images of some splits.
 
@@ -88,10 +87,9 @@ def scan(
         look = partial(_look, split.stored_type)
         some = None if ids is None else ids[number]
         of_split: list[_Seen] = []
-        for part in each_part(split, look, list, ids=some, num_workers=num_workers, on_bad=on_bad):
+        for part in each_part(split, look, ids=some, num_workers=num_workers, on_bad=on_bad):
             of_split += [seen for seen in part if seen is not None]
-            if progress is not None:
-                progress(len(part))
+            progress(len(part))
         names = split.names_of([seen.id for seen in of_split])
         if names is not None:
             of_split = [seen._replace(key=name) for seen, name in zip(of_split, names, strict=True)]
@@ -139,18 +137,16 @@ def one_thread_an_operation() -> Iterator[None]:
 def each_part(
     split: Split,
     look: Callable[[int, Raw], T],
-    gather: Callable[[list[T | None]], U],
     *,
     ids: Integers | None = None,
     num_workers: int = 2,
     on_bad: OnBad | None = None,
-) -> Iterator[U]:
-    """Look at every sample of a split, or at some, a part at a time, in order.
+) -> Iterator[list[T | None]]:
+    """Look at every sample of a split, or at some, in order; yield the results of a part at a time.
 
     Args:
         split: Where they are.
         look: Called with a sample's id and bytes, in a thread; raises BadSample.
-        gather: Called with a part's results, in the same thread; its own are yielded.
         ids: The samples wanted, sorted; all by default.
         num_workers: Threads that look; 0: the caller does.
         on_bad: Called for each bad sample, from any thread; None stands in its place.
@@ -169,7 +165,7 @@ def each_part(
             (shard, of_shard[first : first + size]) for first in range(0, len(of_shard), size)
         ]
 
-    def look_at(shard: int, rows: NDArray[np.int64]) -> U:
+    def look_at(shard: int, rows: NDArray[np.int64]) -> list[T | None]:
         first = int(split.starts[shard])
         seen: list[T | None] = []
         for row, raw in zip(rows.tolist(), reader.rows(shard, rows), strict=True):
@@ -180,13 +176,13 @@ def each_part(
                 if on_bad is not None:
                     file = split.shards[shard].file
                     on_bad(Quarantined(first + row, file, raw.key, str(error)))
-        return gather(seen)
+        return seen
 
     if not num_workers:
         yield from (look_at(shard, rows) for shard, rows in parts)
         return
     with one_thread_an_operation(), ThreadPoolExecutor(num_workers, "sslpipe-scan") as pool:
-        ahead: deque[Future[U]] = deque()
+        ahead: deque[Future[list[T | None]]] = deque()
         for shard, rows in parts:
             ahead.append(pool.submit(look_at, shard, rows))
             if len(ahead) > 2 * num_workers:
@@ -254,5 +250,5 @@ def write_images(split: Split, ids: ArrayLike, folder: Path) -> dict[int, Path]:
 def _raw_samples(split: Split, ids: ArrayLike) -> Iterator[tuple[int, Raw]]:
     """Read some samples by their ids, in ascending order. Raises: DataError."""
     wanted = np.unique(np.asarray(ids, np.int64))
-    for part in each_part(split, lambda *sample: sample, list, ids=wanted, num_workers=0):
+    for part in each_part(split, lambda *sample: sample, ids=wanted, num_workers=0):
         yield from (sample for sample in part if sample is not None)

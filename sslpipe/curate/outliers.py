@@ -5,13 +5,13 @@ reason. The blur scores of cleanvision and others rise with contrast, so that mo
 photographs pass them; `fineness` is a share of the contrast.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from sslpipe.arguments import Advance
 from sslpipe.curate.image_scan import each_part
 from sslpipe.data.decode import BadSample, decode_picture, header_size
 from sslpipe.data.index import Split
@@ -109,7 +109,7 @@ def bad_pictures(
     *,
     tiny_px: float,
     num_workers: int = 2,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = lambda count: None,
 ) -> list[Outlier]:
     """Read every picture of a split and doubt those that can hardly show anything.
 
@@ -145,10 +145,9 @@ def bad_pictures(
             if measures[reason] < limit
         ]
 
-    for part in each_part(split, look, list, num_workers=num_workers, on_bad=bad.append):
+    for part in each_part(split, look, num_workers=num_workers, on_bad=bad.append):
         doubted += [one for own in part for one in own or ()]
-        if progress is not None:
-            progress(len(part))
+        progress(len(part))
     order = [reason for reason, *_ in listed]
     doubted.sort(key=lambda one: (order.index(one.reason), -abs(one.value - one.limit), one.id))
     nan = float("nan")

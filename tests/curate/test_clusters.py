@@ -43,8 +43,8 @@ def test_the_rows_own_order_changes_nothing(rows):
         plain, other = cluster(rows, count, seed=4), cluster(other_rows, count, seed=4)
         assert np.array_equal(plain.of_row[shuffled.numpy()], other.of_row)
         assert np.array_equal(plain.central, shuffled.numpy()[other.central])
-    plain = [one.row for one in by_coverage(rows, 10)]
-    assert plain == [int(shuffled[one.row]) for one in by_coverage(other_rows, 10)]
+    plain = [one.id for one in by_coverage(rows, 10)]
+    assert plain == [one.id for one in by_coverage(other_rows, 10)]
     assert len({*plain}) == 10
 
 
@@ -53,16 +53,18 @@ def test_coverage_takes_the_most_typical_of_each_cluster_the_largest_first(rows)
     assert [one.value for one in chosen] == list(RANKED)
     assert {type(one.value) for one in chosen} == {float}  # as written to chosen.csv
     units = normalize(rows.features.double()).numpy()
+    ids = rows.ids.numpy()
     for one, blob in zip(chosen, (1, 0, 3, 2), strict=True):
         own = units[FIRST[blob] : FIRST[blob + 1]]
         cosines = own @ own.T
         np.fill_diagonal(cosines, -np.inf)
         near = np.sort(cosines, axis=1)[:, -min(20, len(own) - 1) :].mean(axis=1)
-        assert one.row == FIRST[blob] + near.argmax()
+        assert one.id == ids[FIRST[blob] + near.argmax()]
     # what a label covers is left
     labelled = np.isin(np.arange(len(rows.ids)), [FIRST[1], FIRST[3]])
-    rest = [one.row for one in by_coverage(rows, 2, labelled=labelled)]
-    assert np.searchsorted(FIRST, rest, side="right").tolist() == [1, 3]
+    rest = [one.id for one in by_coverage(rows, 2, labelled=labelled)]
+    places = np.searchsorted(ids, rest)
+    assert np.searchsorted(FIRST, places, side="right").tolist() == [1, 3]
 
 
 def test_of_copies_one_is_chosen_and_none_of_what_has_a_label():

@@ -15,7 +15,7 @@ from PIL import Image
 from benchmarks import curate
 from sslpipe.curate import cli as curate_tool
 from sslpipe.curate import duplicate_files, duplicates
-from sslpipe.curate.duplicate_files import by_split, doubt_sheet, write_column
+from sslpipe.curate.duplicate_files import doubt_sheet, write_column
 from sslpipe.curate.duplicates import (
     LEAST_SCORE,
     Doubt,
@@ -357,8 +357,8 @@ def test_two_searches_at_once_leave_one_whole_column(planted):
 
     def write(number):
         for turn in range(8):
-            values = by_split(*found[(number + turn) % 2])
-            write_column(index.folder, values)
+            samples, groups = found[(number + turn) % 2]
+            write_column(index.folder, samples, groups)
 
     with ThreadPoolExecutor(2) as pool:  # each opens the folder: the lock holds threads apart, too
         list(pool.map(write, range(2)))
