@@ -9,8 +9,8 @@ from typing import Literal
 
 from sslpipe.arguments import Progress, checked, silent
 from sslpipe.errors import DataError, check_count
-from sslpipe.sensors.scenes import cut_scenes, parse_sensors
-from sslpipe.sharding.arrays import parse_range
+from sslpipe.sensors.scenes import Sensors, check_sensors, cut_scenes
+from sslpipe.sharding.arrays import parse_channels, parse_range
 from sslpipe.sharding.build import Built, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.dataset import joined
@@ -108,15 +108,16 @@ def build_sensor_dataset(
         check_count(stride, "stride", error=DataError)
     if range is not None and channels is None:
         raise DataError("--range needs --channels: 8-bit RGB is 0 to 255")
-    sensors = parse_sensors(
-        joined(channels),
+    sensors = Sensors(
+        channels=parse_channels(joined(channels)),
         pages=pages,
         slice_axis=slice_axis,
         nan=nan,
-        tile=tile,
-        stride=stride,
+        tile_px=tile,
+        stride_px=stride,
         min_content=min_content,
     )
+    check_sensors(sensors)
     options = SourceOptions(
         root=None if root is None else Path(root),
         split=split,

@@ -97,12 +97,12 @@ def _guarded(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
     """Call a reader; whatever goes wrong is a BadSample, or a DataError that says what to do."""
     try:
         return read(*arguments)
-    except (BadSample, DataError):
-        raise
-    except _Ambiguous as error:
+    except UnknownPages as error:
         raise UnknownPages(
             f"{path} has {error}; say what they are: --pages=channels or --pages=samples"
         ) from error
+    except (BadSample, DataError):
+        raise
     except ImportError as error:
         raise DataError(
             f"{path} needs a library that is missing ({first_line(error)}): {install('sensors')}"
@@ -117,10 +117,6 @@ def _guarded(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
 
 class UnknownPages(DataError):
     """A file has pages, and no option says what they are."""
-
-
-class _Ambiguous(Exception):
-    """The same, for a reader, which does not know its path."""
 
 
 # --- from a file's own dimensions to images
@@ -171,7 +167,7 @@ def _arranged(
     """
     images = [k for k, axis in enumerate(axes) if axis not in "YXCS"]
     if pages is None and images:
-        raise _Ambiguous(f"pages, {axes} {tuple(shape)}")
+        raise UnknownPages(f"pages, {axes} {tuple(shape)}")
     images = [] if pages == "channels" else sorted(images, key=lambda k: axes[k] != "v")
     y = axes.index("Y")
     x = axes.index("X")
@@ -592,7 +588,7 @@ def _open_nifti(path: Path, pages: Pages, size: int) -> Planes:
     if len(shape) not in (3, 4):
         raise BadSample(f"a volume of {shape}, neither 3 nor 4 dimensions")
     if shape[3:] > (1,) and pages.pages is None:
-        raise _Ambiguous(f"{shape[3]} volumes {shape}")
+        raise UnknownPages(f"{shape[3]} volumes {shape}")
     axes = ("ZYX", "YZX", "YXZ")[pages.slice_axis]
     axes += ("C" if pages.pages == "channels" else "v") * (len(shape) - 3)
     dtype = image.get_data_dtype()

@@ -30,7 +30,7 @@ from sslpipe.data.image_type import RGB8, Reading
 from sslpipe.data.storage import npy_bytes
 from sslpipe.errors import DataError
 from sslpipe.sensors.readers import Array, Pages, Planes, open_planes
-from sslpipe.sharding.arrays import Arrays, Samples, parse_channels
+from sslpipe.sharding.arrays import Arrays, Samples
 from sslpipe.sharding.columns import Columns
 from sslpipe.sharding.members import encode_png, png_bytes
 from sslpipe.sharding.sources import Images
@@ -69,42 +69,26 @@ class Sensors(NamedTuple):
         return Arrays(self.channels, reading)
 
 
-def parse_sensors(
-    channels: str | None,
-    pages: str | None,
-    slice_axis: int,
-    nan: float | None,
-    tile: int | None,
-    stride: int | None,
-    min_content: float,
-) -> Sensors:
-    """Read what the command line says. Raises: DataError."""
-    for option, value, needed, there in (
-        ("--pages", pages, "--channels or --tile", channels or tile),
-        ("--slice-axis", slice_axis != 2, "--channels", channels),
-        ("--nan", nan is not None, "--channels", channels),
-        ("--stride", stride, "--tile", tile),
-        ("--min-content", min_content, "--tile", tile),
+def check_sensors(sensors: Sensors) -> None:
+    """Raise DataError for settings without an effect, and where none says what samples are."""
+    channels = sensors.channels
+    tile = sensors.tile_px
+    for option, is_given, needed, there in (
+        ("--pages", sensors.pages is not None, "--channels or --tile", channels or tile),
+        ("--slice-axis", sensors.slice_axis != 2, "--channels", channels),
+        ("--nan", sensors.nan is not None, "--channels", channels),
+        ("--stride", sensors.stride_px is not None, "--tile", tile),
+        ("--min-content", sensors.min_content > 0, "--tile", tile),
     ):
-        if value and not there:
+        if is_given and not there:
             raise DataError(f"{option} needs {needed}")
-    if nan is not None and not abs(nan) < 3e38:
-        raise DataError(f"--nan: {nan} is itself no finite value of float32")
+    if sensors.nan is not None and not abs(sensors.nan) < 3e38:
+        raise DataError(f"--nan: {sensors.nan} is itself no finite value of float32")
     if channels is None and tile is None:
         raise DataError(
             "name the channels with --channels, or cut 8-bit RGB scenes with --tile; whole 8-bit "
             "RGB images are what `sslpipe shards build` reads"
         )
-    names = parse_channels(channels)
-    return Sensors(
-        channels=names,
-        pages=pages,
-        slice_axis=slice_axis,
-        nan=nan,
-        tile_px=tile,
-        stride_px=stride,
-        min_content=min_content,
-    )
 
 
 class _Window(NamedTuple):
@@ -176,7 +160,13 @@ def cut_scenes(
         scenes = opened[split]
         skipped = 0
         if sensors.min_content:
-            scenes, skipped = _without_empty_tiles(scenes, sensors.min_content, workers)
+            shown = [_with_content(scene, sensors.min_content, workers) for scene in scenes]
+            skipped = sum(
+                len(before.windows) - len(after.windows)
+                for before, after in zip(scenes, shown, strict=True)
+                if isinstance(after.planes, Planes)
+            )
+            scenes = shown
         left = sum(len(scene.windows) for scene in scenes)
         if skipped:
             notes.append(
@@ -345,20 +335,6 @@ def _windows(planes: Planes, sensors: Sensors) -> list[_Window]:
     ]
 
 
-def _without_empty_tiles(
-    scenes: Sequence[_Scene], least: float, workers: int
-) -> tuple[list[_Scene], int]:
-    """Keep the tiles that show enough; and count the others, but for those of bad scenes."""
-    kept = []
-    skipped = 0
-    for scene in scenes:
-        shown = _with_content(scene, least, workers)
-        kept.append(shown)
-        if isinstance(shown.planes, Planes):
-            skipped += len(scene.windows) - len(shown.windows)
-    return kept, skipped
-
-
 def _with_content(scene: _Scene, least: float, workers: int) -> _Scene:
     """Keep those of a scene's tiles that show enough."""
     planes = scene.planes
@@ -379,7 +355,7 @@ def _with_content(scene: _Scene, least: float, workers: int) -> _Scene:
             kept = [window for window, share in zip(windows, shares, strict=True) if share >= least]
             return scene._replace(windows=kept)
     except BadSample as error:
-        return _Scene(name=scene.name, file=scene.file, paths=scene.paths, planes=error)
+        return scene._replace(planes=error, windows=(_Window(),))
 
 
 def content(pixels: Array, spread: NDArray[np.float64]) -> float:
