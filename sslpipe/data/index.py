@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import json
 import os
 import re
@@ -42,7 +43,7 @@ from sslpipe.data.columns import (
     read_cells,
 )
 from sslpipe.data.image_type import RGB8, ImageType, Reading
-from sslpipe.data.storage import join, local_path, read_array, read_bytes, size_of
+from sslpipe.data.storage import join, load_array, local_path, read_bytes, size_of
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.files import parse_json
 
@@ -148,7 +149,7 @@ class Split:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a spawned process needs; it reads the files again."""
-        caches = ("offsets", "_column", "_table")
+        caches = ("offsets", "column", "_table")
         return {name: value for name, value in vars(self).items() if name not in caches}
 
     def locate(self, ids: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -200,12 +201,9 @@ class Split:
         """Return whether a column of this name has values of this split."""
         return name in self.columns and self.name in self.columns[name].splits
 
-    def column(self, name: str) -> Column:
-        """Open a column by its name. Raises: DataError for no such one."""
-        return self._column(name)
-
     @cached_property
-    def _column(self) -> Callable[[str], Column]:
+    def column(self) -> Callable[[str], Column]:
+        """Open a column by its name, each once. Raises: DataError for no such one."""
         return lru_cache(maxsize=None)(self._read_column)
 
     def _read_column(self, name: str) -> Column:
@@ -230,14 +228,16 @@ class Split:
         """(samples, 3) int64: start, end, label."""
         entry = self.shards[shard]
         url = join(self.folder, entry.offsets)
+        raw = read_bytes(url)
+        if hashlib.sha256(raw).hexdigest() != entry.offsets_sha256:
+            raise DataError(f"{url}: its sha256 is not the one in dataset.json; {_REINDEX}")
+        try:
+            rows = load_array(io.BytesIO(raw))
+        except Exception as error:  # numpy raises many kinds for a damaged header
+            raise DataError(f"{url} is not a .npy file: {error}; {_REINDEX}") from None
         shape = (entry.samples, 3)
-        rows = read_array(
-            url=url,
-            sha256=entry.offsets_sha256,
-            dtype=np.dtype(np.int64),
-            shape=shape,
-            remedy=_REINDEX,
-        )
+        if rows.dtype != np.int64 or rows.shape != shape:
+            raise DataError(f"{url}: {rows.dtype} {rows.shape}, not int64 {shape}; {_REINDEX}")
         starts = rows[:, 0]
         ends = rows[:, 1]
         if (starts < 0).any() or (ends <= starts).any() or (ends > entry.bytes).any():

@@ -37,8 +37,6 @@ _PARTNER = 0x5A02
 _LISTED = 0x5A03
 _TRIES = 32  # so many places are drawn before all that fit are listed
 _LISTS_KEPT = 64  # of those that fit, where they are few among many
-_LEAST = -(2**63) + 1
-_MOST = 2**63 - 1
 _STEPS_KEPT = 64  # drawn partners: of the batches that are being read and collated
 
 Integers = NDArray[np.int64]
@@ -54,12 +52,9 @@ class Near(NamedTuple):
 
     def bounds(self, values: Values) -> tuple[Values, Values]:
         """Return the least and the largest value that is near. (n,) -> (n,), (n,)."""
-        if self.column.kind == "float":
-            return values - self.within, values + self.within
-        reach = int(min(self.within, 2**62))  # no sum leaves 64 bits
-        low = np.where(values < _LEAST + reach, _LEAST, values - reach)
-        high = np.where(values > _MOST - reach, _MOST, values + reach)
-        return low, high
+        is_float = self.column.kind == "float"
+        reach = self.within if is_float else int(min(self.within, 2**62))
+        return values - reach, values + reach
 
 
 class Partners:

@@ -1,6 +1,5 @@
 """Bytes from a path or a URL, with retries for what is remote."""
 
-import hashlib
 import io
 import os
 import random
@@ -177,27 +176,6 @@ def npy_bytes(array: NDArray[Any]) -> bytes:
     file = io.BytesIO()
     np.save(file, np.ascontiguousarray(array), allow_pickle=False)
     return file.getvalue()
-
-
-def read_array(
-    url: str, sha256: str, dtype: np.dtype[Any], shape: tuple[int, ...], remedy: str
-) -> NDArray[Any]:
-    """Read a .npy file that dataset.json names, by its sha256.
-
-    `remedy` says what to do where it is damaged.
-
-    Raises: DataError where it is missing, another file, or no array of this type.
-    """
-    raw = read_bytes(url)
-    if hashlib.sha256(raw).hexdigest() != sha256:
-        raise DataError(f"{url}: its sha256 is not the one in dataset.json; {remedy}")
-    try:
-        array = load_array(io.BytesIO(raw))
-    except Exception as error:  # numpy raises many kinds for a damaged header
-        raise DataError(f"{url} is not a .npy file: {error}; {remedy}") from None
-    if array.dtype != dtype or array.shape != shape:
-        raise DataError(f"{url}: {array.dtype} {array.shape}, not {dtype} {shape}; {remedy}")
-    return array
 
 
 def read_range(url: str, start: int, end: int) -> bytes:
