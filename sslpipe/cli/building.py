@@ -127,8 +127,7 @@ def print_built(out: Path, built: "Built") -> None:
     if built.missing:
         count = sum(map(len, built.missing.values()))
         print(f"skipped: missing files: {count:,}, listed in {out / MISSING}", file=sys.stderr)
-    if built.report is not None:
-        print_report(out, built.manifest, built.report)
+    print_report(out, built.manifest, built.report)
 
 
 def print_report(folder: Path, manifest: "Manifest", report: "Report") -> None:

@@ -26,9 +26,8 @@ from sslpipe.sharding.build_report import (
 from sslpipe.sharding.columns import (
     Columns,
     check_kinds,
-    paths_column,
     save_columns,
-    side_by_side,
+    with_paths,
     without_splits,
 )
 from sslpipe.sharding.gather import columns_of_images, columns_of_tars, describe
@@ -39,10 +38,10 @@ from sslpipe.sharding.record import (
     Done,
     Record,
     forget_split,
-    is_held,
     merge_classes,
     open_manifest,
     recorded_digests,
+    shards_in,
 )
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions, SourceReader
 from sslpipe.sharding.writer import (
@@ -151,8 +150,7 @@ def write_shards(
         warnings.simplefilter("error", Image.DecompressionBombWarning)  # too large: a bad image
         if overwrite:
             manifest = _forget(out, manifest, [*splits])
-        notes += _start_over(out, plans)
-        _check_free(out, manifest, {plan.split: plan.fingerprint for plan in plans})
+        notes += _claim(out, plans)
         written: dict[str, list[Done]] = {}
         for plan in plans:
             total = sum(map(len, plan.shards))
@@ -256,35 +254,39 @@ def _check_type(
         )
 
 
-def _check_free(out: Path, manifest: Manifest, plans: Mapping[str, str]) -> None:
-    """Raise DataError where a folder holds shards of these splits that another build wrote."""
-    held = [key for key, plan in plans.items() if is_held(out, manifest, key, plan)]
-    if not held:
-        return
-    kept = [key for key in manifest.splits if key not in plans]
-    remedy = f"give --overwrite: {' and '.join(plans)} are written anew"
-    if kept:
-        remedy += f", {' and '.join(kept)} are kept"
-    raise DataError(
-        f"{out} already holds {' and '.join(held)} shards of other images or options; choose "
-        f"another folder, or {remedy}"
-    )
+def _claim(out: Path, plans: Sequence[SplitPlan]) -> list[str]:
+    """Remove what unfinished builds of other images or options have left; returns what to say.
 
-
-def _start_over(out: Path, plans: Sequence[SplitPlan]) -> list[str]:
-    """Remove what an unfinished build of other images or options has left; returns what to say."""
-    finished = open_manifest(out).splits
-    unfinished = [
-        plan.split
-        for plan in plans
-        if plan.split not in finished
-        and Record(out, plan.split).plan() not in (None, "", plan.fingerprint)
-    ]
-    for split in unfinished:
-        forget_split(out, split)
+    Raises: DataError where the folder holds shards of these splits that another build wrote.
+    """
+    manifest = open_manifest(out)
+    begun_anew = []
+    held = []
+    for plan in plans:
+        recorded = Record(out, plan.split).plan()
+        is_finished = plan.split in manifest.splits
+        if recorded is None:
+            is_held = is_finished or bool(shards_in(out, plan.split))
+        else:
+            is_held = recorded != plan.fingerprint
+        if is_held and recorded and not is_finished:
+            forget_split(out, plan.split)
+            begun_anew.append(plan.split)
+        elif is_held:
+            held.append(plan.split)
+    if held:
+        written = [plan.split for plan in plans]
+        kept = [key for key in manifest.splits if key not in written]
+        remedy = f"give --overwrite: {' and '.join(written)} are written anew"
+        if kept:
+            remedy += f", {' and '.join(kept)} are kept"
+        raise DataError(
+            f"{out} already holds {' and '.join(held)} shards of other images or options; choose "
+            f"another folder, or {remedy}"
+        )
     return [
         f"split {split}: an unfinished build of other images or options was there; it is begun anew"
-        for split in unfinished
+        for split in begun_anew
     ]
 
 
@@ -353,7 +355,7 @@ def _with_paths(
     for split, shards in written.items():
         names = [name for done in shards for name in done.names]
         if names and is_ours and alike <= {PATH_COLUMN}:
-            added[split] = side_by_side(columns[split], paths_column(names))
+            added[split] = with_paths(columns[split], names)
     return added
 
 

@@ -6,7 +6,7 @@ what was skipped and why, and what looks like a slip.
 
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -54,19 +54,20 @@ class Tally:
     """Counts things by what they are and their kind, with the first of each as the example."""
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[str, str], Group] = {}
+        self._counts = Counter[tuple[str, str]]()
+        self._examples: dict[tuple[str, str], str] = {}
 
-    def add(self, group: Group) -> None:
-        """Add a group, of one or more."""
-        key = group.what, group.kind
-        before = self._groups.get(key)
-        if before is not None:
-            group = before.model_copy(update={"count": before.count + group.count})
-        self._groups[key] = group
+    def add(self, what: str, example: str, kind: str = "", count: int = 1) -> None:
+        """Add one thing, or several of the same kind."""
+        self._counts[what, kind] += count
+        self._examples.setdefault((what, kind), example)
 
     def groups(self) -> list[Group]:
         """Return the kinds in the order in which they came."""
-        return list(self._groups.values())
+        return [
+            Group(what=what, kind=kind, count=count, example=self._examples[what, kind])
+            for (what, kind), count in self._counts.items()
+        ]
 
 
 class SplitCounts(BaseModel):
@@ -136,16 +137,17 @@ def group_lines(groups: Sequence[Group], of: str = "") -> list[str]:
 
 def group_kinds(found: Iterable[tuple[str, str, str]]) -> list[Group]:
     """Count (what, kind, example) by what and kind; the first example of each stays."""
-    return merge_groups(
-        Group(what=what, kind=kind, count=1, example=example) for what, kind, example in found
-    )
+    tally = Tally()
+    for what, kind, example in found:
+        tally.add(what, example, kind)
+    return tally.groups()
 
 
 def merge_groups(groups: Iterable[Group]) -> list[Group]:
     """Add up groups of the same kind, as of several shards."""
     tally = Tally()
     for each in groups:
-        tally.add(each)
+        tally.add(each.what, each.example, each.kind, each.count)
     return tally.groups()
 
 

@@ -26,7 +26,7 @@ from sslpipe.data.columns import (
     kind_of,
     show_cells,
 )
-from sslpipe.data.index import PATH_COLUMN, DatasetIndex, Manifest, load_index
+from sslpipe.data.index import PATH_COLUMN, Manifest, load_index
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import one_at_a_time, remove_abandoned, write_atomically
 from sslpipe.sharding.record import open_manifest, save_manifest
@@ -44,7 +44,9 @@ def parse_columns(text: str | None) -> tuple[ColumnSpec, ...]:
     specs: list[ColumnSpec] = []
     for part in text.split(","):
         name, renamed, field = part.strip().partition("=")
-        rest, colon, kind = (field if renamed else name).rpartition(":")
+        if not renamed:
+            field = name
+        rest, colon, kind = field.rpartition(":")
         if colon and kind not in KINDS and not renamed:
             raise DataError(
                 f"--columns {part.strip()!r}: {kind!r} is no kind{did_you_mean(kind, KINDS)}; "
@@ -53,8 +55,6 @@ def parse_columns(text: str | None) -> tuple[ColumnSpec, ...]:
         known = next((each for each in KINDS if colon and each == kind), None)
         if known:
             field = rest
-        elif not renamed:
-            field = name
         name = name.strip() if renamed else field
         if not field:
             raise DataError(f"--columns {text!r} is no list of names, as in patient,age:integer")
@@ -95,9 +95,9 @@ def find_groups(columns: Columns, name: str, option: str) -> NDArray[np.int64]:
         raise DataError(f"{option} {name!r}: {error}") from None
 
 
-def paths_column(names: Sequence[str]) -> Columns:
-    """Return the column of the files that samples were built from."""
-    return pa.table({PATH_COLUMN: pa.array(names, pa.string())})
+def with_paths(columns: Columns, names: Sequence[str]) -> Columns:
+    """Return columns with that of the files that samples were built from."""
+    return side_by_side(columns, pa.table({PATH_COLUMN: pa.array(names, pa.string())}))
 
 
 def to_json(columns: Columns, samples: int) -> list[bytes]:
@@ -193,7 +193,9 @@ def replace_columns(folder: Path, columns: Mapping[str, Columns]) -> Manifest:
         names = {name for own in columns.values() for name in own.column_names}
         tables = {}
         for split in index.manifest.splits:
-            before = read_columns(index, split)
+            samples = index.split(split)
+            known = [name for name in index.manifest.columns if samples.has_values(name)]
+            before = pa.table({name: samples.column(name).cells for name in known})
             new = columns.get(split)
             lost = names & {*before.column_names}
             if not lost and new is None:
@@ -206,13 +208,6 @@ def replace_columns(folder: Path, columns: Mapping[str, Columns]) -> Manifest:
 def side_by_side(left: Columns, right: Columns) -> Columns:
     """Return the columns of two tables of the same samples as one."""
     return pa.table({name: own.column(name) for own in (left, right) for name in own.column_names})
-
-
-def read_columns(index: DatasetIndex, split: str) -> Columns:
-    """Read all columns of a split. Raises: DataError as `read_cells`."""
-    samples = index.split(split)
-    names = [name for name in index.manifest.columns if samples.has_values(name)]
-    return pa.table({name: samples.column(name).cells for name in names})
 
 
 def without_splits(manifest: Manifest, splits: Iterable[str]) -> Manifest:

@@ -6,7 +6,6 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,11 +18,11 @@ from sslpipe.portable import open_regular
 from sslpipe.sharding.build_report import Group
 from sslpipe.sharding.image_folder import walk
 from sslpipe.sharding.sources import (
+    PLACE,
     Images,
     Row,
     SourceOptions,
     SourceReader,
-    connected,
     from_rows,
     is_image,
     place_of,
@@ -32,7 +31,6 @@ from sslpipe.sharding.sources import (
 )
 from sslpipe.sharding.split_names import name_splits
 from sslpipe.sharding.tables import (
-    PLACE,
     a_row_an_image,
     check_column,
     image_columns,
@@ -78,8 +76,9 @@ def _read_table(options: SourceOptions, path: Path, root: Path) -> dict[str, Ima
     if not len(table):
         raise DataError(f"{path} has no rows below its first line, which names the columns")
     paths = _filled(table, options.image_column, path)
-    label_column = options.label_column if options.labels else None
-    labels = table.column(label_column).to_pylist() if label_column else [None] * len(table)
+    labels = [None] * len(table)
+    if options.labels:
+        labels = table.column(options.label_column).to_pylist()
     named = _filled(table, by, path) if by else [options.named_split or "train"] * len(table)
     splits = {name: name for name in named}
     where = ""
@@ -91,15 +90,9 @@ def _read_table(options: SourceOptions, path: Path, root: Path) -> dict[str, Ima
     for place, (name, image, label) in enumerate(zip(named, paths, labels, strict=True)):
         rows[splits[name]].append((place_of(root, image), label))
         places[splits[name]].append(place)
-    has_several = PLACE in table.column_names
-    fields = [*options.fields, *([PLACE] if has_several else [])]
+    fields = [name for name in (*options.fields, PLACE) if name in table.column_names]
     cells = {split: table.take(own).select(fields) for split, own in places.items()}
     images = from_rows(options, root, rows, cells, where=where)
-    if has_several:
-        for split, own in images.items():
-            row = own.cells[PLACE].to_numpy()
-            together = row if own.together is None else connected(row, own.together)
-            images[split] = replace(own, together=together)
     read = {*image_columns(options.image_column, columns), *options.fields, by}
     unread = unread_columns(columns, {*read, options.label_column})
     return reported(images, [*unread, *_not_listed(options, images)])

@@ -118,7 +118,9 @@ class RawColumn(NamedTuple):
         most = _LARGEST_INTEGER if is_whole.sum() == is_number.sum() else _EXACT_FLOAT
         long = cells.filter(match(_LONG)).to_pylist()
         is_lettered = match(_LETTERED)
-        is_code = match(_ZERO_PADDED).any() or any(_exceeds(text, most) for text in long)
+        is_code = match(_ZERO_PADDED).any() or any(
+            len(text) > 20 or abs(int(text)) > most for text in long
+        )
         if is_lettered.any() and is_whole.any():
             is_code |= (is_whole | is_lettered)[is_number].all()
         if self.origin == "typed" or is_code or not (is_number & ~is_nan).any():
@@ -172,10 +174,6 @@ def _python(cell: Any) -> object:
 
 def _text_of(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
-
-
-def _exceeds(digits: str, most: int) -> bool:
-    return len(digits) > 20 or abs(int(digits)) > most
 
 
 # --- columns of images and of shards

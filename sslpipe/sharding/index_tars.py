@@ -29,7 +29,7 @@ from sslpipe.sharding.build_report import (
     was_split_by_class,
     write_report,
 )
-from sslpipe.sharding.columns import paths_column, save_columns, side_by_side
+from sslpipe.sharding.columns import save_columns, with_paths
 from sslpipe.sharding.gather import columns_of_tars
 from sslpipe.sharding.join_tars import Joined, built_paths
 from sslpipe.sharding.measure import measure
@@ -167,7 +167,7 @@ def index_folder(
         built = built_paths(paths, splits[name])
         known = {column.lower() for column in values[name].column_names}
         if built and PATH_COLUMN not in known:
-            values[name] = side_by_side(values[name], paths_column(built))
+            values[name] = with_paths(values[name], built)
     manifest = save_columns(out, manifest.model_copy(update=update), values)
 
     # the report

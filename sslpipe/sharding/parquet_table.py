@@ -13,10 +13,11 @@ from pyarrow import compute, ipc, parquet, types
 
 from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError
-from sslpipe.files import parse_object
+from sslpipe.files import Tree, read_json
 from sslpipe.portable import open_regular
 from sslpipe.sharding.build_report import group_kinds
 from sslpipe.sharding.sources import (
+    PLACE,
     Images,
     SourceOptions,
     check_missing,
@@ -25,7 +26,6 @@ from sslpipe.sharding.sources import (
     merged_classes,
     number_labels,
     place_of,
-    read_file,
     read_place,
     readable,
     reported,
@@ -33,7 +33,6 @@ from sslpipe.sharding.sources import (
 )
 from sslpipe.sharding.split_names import GENERIC, split_of, without_number
 from sslpipe.sharding.tables import (
-    PLACE,
     a_row_an_image,
     check_column,
     image_columns,
@@ -150,10 +149,7 @@ def _arrow_files(root: Path) -> list[Path]:
     """
     arrow_files = set(root.rglob("*.arrow"))
     for state in sorted(root.rglob("state.json")):
-        try:
-            tree = parse_object(read_file(state))
-        except ValueError as error:
-            raise DataError(f"{state} is damaged: {error}; save the data set again") from None
+        tree = read_json(state, Tree, remedy="save the data set again")
         files = tree.get("_data_files")
         if not isinstance(files, list):
             continue  # of another program
@@ -261,7 +257,7 @@ def _labels_by_split(
     """
     labels: dict[str, Labels] = {}
     column = options.label_column
-    if column is None or not options.labels:
+    if not options.labels:
         return labels
     for split, paths in groups.items():
         table = tables.get(split)
@@ -354,7 +350,7 @@ def _images(
 ) -> Images:
     """Describe a table as one split. Raises DataError where files are missing."""
     where = f"{root}, {split}"
-    names = _class_names(table.schema.metadata, options.label_column or "")
+    names = _class_names(table.schema.metadata, options.label_column)
     numbers, classes = _numbered(labels, all_texts, len(table), names, where)
     # images whose file is not there
     cells = table.column(column)
@@ -404,10 +400,7 @@ def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
     """Find the rows without an image: an empty cell, or a path that leads to no file, by row."""
     embedded = cells
     if types.is_struct(cells.type):
-        try:
-            names = [field.name for field in cells.type]
-        except UnicodeDecodeError as error:
-            raise DataError(f"{root}, {split}: {error}; save the file again") from None
+        names = [field.name for field in cells.type]
         embedded = compute.struct_field(cells, "bytes") if "bytes" in names else None
     elif types.is_string(cells.type) or types.is_large_string(cells.type):
         embedded = None  # paths

@@ -132,23 +132,13 @@ def recorded_digests(folder: Path) -> dict[str, bytes]:
     }
 
 
-def is_held(folder: Path, manifest: Manifest, split: str, plan: str) -> bool:
-    """Return whether a folder has shards of a split that a build of this plan did not write."""
-    recorded = Record(folder, split).plan()
-    if recorded is not None:
-        return recorded != plan
-    if split in manifest.splits:
-        return True
-    return folder.is_dir() and bool(_shards_in(folder, split))
-
-
 def forget_split(folder: Path, split: str) -> None:
     """Remove a split's shards, sidecars, build records and unfinished files."""
-    for path in [*_shards_in(folder, split), Record(folder, split).path]:
+    for path in [*shards_in(folder, split), Record(folder, split).path]:
         path.unlink(missing_ok=True)
 
 
-def _shards_in(folder: Path, split: str) -> list[Path]:
+def shards_in(folder: Path, split: str) -> list[Path]:
     """List a split's shards, sidecars and unfinished files by their names."""
     pattern = re.compile(rf"\.?{re.escape(split)}-\d{{6}}\.(tar|offsets\.npy)(\..+)?")
     return [path for path in sorted(folder.iterdir()) if pattern.fullmatch(path.name)]

@@ -151,10 +151,9 @@ def scan_tar(
             samples.append(sample)
             if beside:
                 kind = sample.name.rpartition("/")[2].partition(".")[2]
-                what = Group(what=SEVERAL, kind=f".{kind}", count=1, example=sample.name)
-                unusual.add(what)
+                unusual.add(SEVERAL, sample.name, f".{kind}")
             elif "." in sample.key.rpartition("/")[2]:
-                unusual.add(Group(what=DOTS, count=1, example=sample.name))
+                unusual.add(DOTS, sample.name)
     return Scan(samples, _within(path, left_out), _within(path, unusual))
 
 
@@ -286,7 +285,7 @@ def list_members(path: Path) -> tuple[list[Member], Tally]:
                     match = _NAME.match(info.name)
                     if info.isreg() and info.name.rpartition("/")[2].startswith("."):
                         # a Mac's ._1.jpg is no image, and webdataset's key of all in a/ is "a/"
-                        left_out.add(Group(what="hidden files", count=1, example=info.name))
+                        left_out.add("hidden files", info.name)
                     elif info.isreg() and match and not _META.match(info.name):
                         if info.issparse():
                             raise tarfile.ReadError(f"{info.name!r} is a sparse file")
@@ -301,7 +300,7 @@ def list_members(path: Path) -> tuple[list[Member], Tally]:
                         members.append(member)
                     elif not info.isdir():
                         what = "names without KEY.SUFFIX" if info.isreg() else "links and devices"
-                        left_out.add(Group(what=what, count=1, example=info.name))
+                        left_out.add(what, info.name)
                 end = tar.offset
         except Exception as error:  # tarfile raises many kinds; all mean a damaged header
             what = "" if isinstance(error, tarfile.TarError) else f"{type(error).__name__}: "
@@ -333,10 +332,11 @@ def _to_sample(
     image = _image_of(path, group, image_suffixes)
     if image is None:
         for member in group:
-            left_out.add(_group(WITHOUT_IMAGE, member))
+            left_out.add(WITHOUT_IMAGE, member.name, f".{member.suffix}")
         return None
     if image.size > MAX_BYTES:
-        left_out.add(_group(f"images of more than {MAX_BYTES:,} bytes", image))
+        what = f"images of more than {MAX_BYTES:,} bytes"
+        left_out.add(what, image.name, f".{image.suffix}")
         return None
     # what belongs to it: KEY.cls and KEY.json, where KEY is the image's name to its last dot or key
     label = -1
@@ -354,7 +354,7 @@ def _to_sample(
         used.append(json)
     for member in group:
         if member not in used:
-            left_out.add(_group(BESIDE, member))
+            left_out.add(BESIDE, member.name, f".{member.suffix}")
     # a large member beside an image is not read with it, nor a hidden one between them
     first = group[0]
     last = group[-1]
@@ -397,10 +397,6 @@ def _read_label(path: Path, descriptor: int, member: Member) -> int:
             f"{path.parent}`"
         )
     return int(raw)
-
-
-def _group(what: str, member: Member) -> Group:
-    return Group(what=what, kind=f".{member.suffix}", count=1, example=member.name)
 
 
 def _belonging(members: Sequence[Member], image: Member, kind: str) -> Member | None:

@@ -39,6 +39,7 @@ SUFFIXES = (
 SENSOR_SUFFIXES = (".npy", ".npz", ".dcm", ".dicom", ".nii", ".nii.gz", ".btf", ".tf8")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")  # how Python holds such bytes, or half of a character
 URL_BYTES = 100_000  # taken for the size of an image that is not downloaded yet
+PLACE = "place of the row"  # column of a table, for rows of several images
 MOST_NAMED = 20  # splits in a message
 MOST_LETTERS = 1000  # of a name in a message: a cell may hold an image in base64
 
@@ -93,7 +94,7 @@ class SourceOptions:
     name: str | None = None  # in torchvision
     csv: Path | None = None  # a row an image
     image_column: str = "path"  # of the CSV or parquet file, as label_column
-    label_column: str | None = "label"
+    label_column: str = "label"
     split_column: str | None = None  # of the CSV file; None: one split
     labels: bool = True
     download: bool = False  # torchvision may fetch the data set
@@ -153,8 +154,6 @@ def from_rows(
 
     Raises: DataError where there is no such split, it is empty, or a file is missing.
     """
-    if len(groups) == 1 and not options.split:  # "": as if none were given
-        options = replace(options, split=None)
     all_labels = {row[1] for rows in groups.values() for row in rows}
     doubts = merged_classes(all_labels)
     images = {}
@@ -176,6 +175,7 @@ def from_rows(
         def read(number: int, places: Sequence[Place] = places) -> bytes:
             return read_place(places[number])
 
+        cells = _rows_of(tables[split], there) if tables else {}
         files = [place for place in places if isinstance(place, Path)]
         images[split] = Images(
             names=[names[k] for k in there],
@@ -184,10 +184,11 @@ def from_rows(
             classes=classes,
             read=read,
             missing=[names[k] for k in missing],
-            cells=_rows_of(tables[split], there) if tables else {},
+            cells=cells,
             origin="table" if tables else "name",
             paths=files if len(files) == len(places) else (),
             are_places=True,
+            together=cells[PLACE].to_numpy() if PLACE in cells else None,
         )
     return listed_again(reported(images, group_kinds(left_out), doubts))
 

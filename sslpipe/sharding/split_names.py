@@ -133,12 +133,8 @@ def _check_once(splits: Mapping[str, str], where: str) -> None:
 
 def names_like_splits(names: Iterable[str]) -> list[str]:
     """Return the names that hold the word of a split among others: test_tube, bullet train."""
-    alike = []
-    for name in names:
-        parsed = _parse(name)
-        if parsed is not None and parsed.split in _SURE:
-            alike.append(name)
-    return alike
+    parsed = {name: _parse(name) for name in names}
+    return [name for name, found in parsed.items() if found and found.split in _SURE]
 
 
 def _parse(name: str) -> SplitName | None:

@@ -9,10 +9,9 @@ from pyarrow import compute, types
 
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.sharding.build_report import Group
-from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.sources import PLACE, SourceOptions
 
 ROW = "row"  # column of the rows of several images, for [pairs]
-PLACE = "place of the row"  # of such a row in its table, also where that has a column ROW
 
 
 def image_columns(wanted: str, there: Sequence[str]) -> list[str]:
@@ -23,17 +22,12 @@ def image_columns(wanted: str, there: Sequence[str]) -> list[str]:
 def wanted_columns(
     options: SourceOptions, images: Sequence[str], there: Sequence[str]
 ) -> dict[str, str]:
-    """Return the columns to read, but for ROW, which rows of several images get; by their options.
-
-    Raises: DataError for one that is named PLACE.
-    """
-    if PLACE in (*images, *options.fields, options.label_column, options.split_column):
-        raise DataError(f"a column named {PLACE!r} is added to tables here; rename yours")
+    """Return the columns to read, but for ROW, which rows of several images get; by option."""
     is_added = len(images) > 1 and ROW not in there
     fields = [name for name in options.fields if not (is_added and name == ROW)]
     wanted = {name: "--columns" for name in fields}
     wanted |= dict.fromkeys(images, "--image-column")
-    if options.labels and options.label_column:
+    if options.labels:
         wanted[options.label_column] = "--label-column"
     return wanted
 

@@ -62,26 +62,26 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
         groups = {options.split or "train": next(iter(groups.values()))}
     chosen = chosen_splits(options, groups, root)
     tars = {split: [_read_tar(path, options) for path in paths] for split, paths in groups.items()}
-    _check_known(root, tars, options)
-    all_labels = {label for own in tars.values() for tar in own for label in tar.labels}
+    every = [tar for own in tars.values() for tar in own]
+    _check_known(root, every, options)
+    all_labels = {label for tar in every for label in tar.labels}
     images = {split: _images(tars[split], all_labels, options) for split in chosen}
     read = [tar for split in chosen for tar in tars[split]]
     skipped = merge_groups(each for tar in read for each in tar.scan.left_out)
     unusual = merge_groups(each for tar in read for each in tar.scan.unusual)
-    keys = sorted({key for tar in read for tree in tar.trees for key in tree})
-    unread_keys = unread_columns(keys, {options.label_column, *options.fields})
+    unread_keys = unread_columns(_keys(read), {options.label_column, *options.fields})
     doubts = [
         *merged_classes(all_labels),
         *group_lines(unusual),
         *unread(skipped, groups[chosen[0]][0]),
-        *_unnamed(tars, options),
+        *_unnamed(every, options),
     ]
     return reported(images, [*skipped, *unread_keys], doubts)
 
 
 def _read_tar(path: Path, options: SourceOptions) -> _Tar:
     """List the samples of a tar, and read what belongs to them. Raises: DataError."""
-    column = options.label_column or LABEL_COLUMN
+    column = options.label_column
     suffix = "cls" if column == LABEL_COLUMN else column.lower()
     scan = scan_tar(path, _SUFFIXES, label_suffix=suffix)
     labels: list[str | None] = [None] * len(scan.samples)
@@ -110,19 +110,23 @@ def _text_of(value: object) -> str | None:
     )
 
 
-def _check_known(root: Path, tars: dict[str, list[_Tar]], options: SourceOptions) -> None:
+def _keys(tars: Sequence[_Tar]) -> list[str]:
+    """Return the keys that any KEY.json has, sorted."""
+    return sorted({key for tar in tars for tree in tar.trees for key in tree})
+
+
+def _check_known(root: Path, tars: Sequence[_Tar], options: SourceOptions) -> None:
     """Raise DataError for a column, or a column of classes, that no sample has."""
-    every = [tar for own in tars.values() for tar in own]
-    if not any(tar.scan.samples for tar in every):
+    if not any(tar.scan.samples for tar in tars):
         raise DataError(f"{root}: its tars hold no image KEY.jpg, KEY.png, ..., KEY.tif")
-    keys = sorted({key for tar in every for tree in tar.trees for key in tree})
+    keys = _keys(tars)
     there = f"in their KEY.json is: {', '.join(keys[:MOST_KEYS]) or 'nothing'}"
     column = options.label_column
     is_asked = options.labels and column != LABEL_COLUMN
-    if is_asked and all(label is None for tar in every for label in tar.labels):
+    if is_asked and all(label is None for tar in tars for label in tar.labels):
         raise DataError(
             f"--label-column={column!r}: no sample has a member KEY.{column} or this key"
-            f"{did_you_mean(column or '', keys)}; {there}; or give --no-labels"
+            f"{did_you_mean(column, keys)}; {there}; or give --no-labels"
         )
     for name in options.fields:
         if name not in keys:
@@ -131,14 +135,13 @@ def _check_known(root: Path, tars: dict[str, list[_Tar]], options: SourceOptions
             )
 
 
-def _unnamed(tars: dict[str, list[_Tar]], options: SourceOptions) -> list[str]:
+def _unnamed(tars: Sequence[_Tar], options: SourceOptions) -> list[str]:
     """Name where classes may be, where no sample has one and nothing of KEY.json is asked for."""
-    every = [tar for own in tars.values() for tar in own]
-    has_labels = any(label is not None for tar in every for label in tar.labels)
+    has_labels = any(label is not None for tar in tars for label in tar.labels)
     if has_labels or not options.labels or options.fields:
         return []
-    keys = sorted({key for tar in every for tree in tar.trees for key in tree})
-    has_texts = any(each.kind == ".txt" for tar in every for each in tar.scan.left_out)
+    keys = _keys(tars)
+    has_texts = any(each.kind == ".txt" for tar in tars for each in tar.scan.left_out)
     there = ["there is KEY.txt"] if has_texts else []
     there += [f"in their KEY.json is {', '.join(keys[:MOST_KEYS])}"] if keys else []
     if not there:

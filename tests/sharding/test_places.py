@@ -219,11 +219,9 @@ def test_a_folder_of_save_to_disk_that_is_damaged_is_refused_with_the_remedy(tmp
         b"no arrow",
         whole[:8] + b"\xff" * 300,
         whole.replace(b"label", b"l\xffbel"),
-        whole.replace(b"bytes", b"b\xfftes"),
     ):
         file.write_bytes(raw)
-        error = error_of(capsys, *words)
-        assert file.name in error or "save the file again" in error
+        assert file.name in error_of(capsys, *words)
     file.unlink()
     assert f"{file.name}, which is missing" in error_of(capsys, *words)
 

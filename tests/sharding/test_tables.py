@@ -120,25 +120,6 @@ def test_columns_that_are_named_as_ours_keep_their_values(tmp_path, source):
             assert run("index", out, "--columns", ",".join(asked.values())) == 0
 
 
-@pytest.mark.parametrize("source", ["csv", "parquet"])
-@pytest.mark.parametrize("images", ["file", "file,back"])
-def test_a_column_named_as_the_place_of_the_row_is_refused_where_it_is_asked_for(
-    tmp_path, source, images
-):
-    cells = {"back": ["0.png"] * 6, "place of the row": list("aabbcc")}
-    options = write_table(tmp_path, source, cells)
-    for asked in ({"columns": "own=place of the row"}, {"label_column": "place of the row"}):
-        with pytest.raises(DataError, match=r"'place of the row' is added .*; rename yours"):
-            build_dataset(
-                tmp_path / "out",
-                source,
-                image_column=images,
-                **{"labels": True, **asked},
-                **options,
-            )
-    build_dataset(tmp_path / "out", source, image_column=images, labels=False, **options)
-
-
 def test_columns_of_a_table_in_memory_that_no_text_holds_may_be_there_and_not_asked_for(tmp_path):
     for k in range(2):
         grey(tmp_path / f"{k}.png", k)
