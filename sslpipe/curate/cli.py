@@ -1,14 +1,10 @@
 """`sslpipe curate`: what is in a data set, before it is trained on."""
 
-import signal
 from collections import Counter
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from sslpipe.cli.inputs import check_features, check_folder, open_data
 from sslpipe.cli.next_step import after_a_look, say_next
@@ -65,17 +61,6 @@ class Embedded:
         if out is not None and opened.split is not None:
             opened.split.index.check_files(opened.split.name)
         return opened
-
-
-@app.callback()
-def _group(context: typer.Context) -> None:
-    """Let SIGTERM end every subcommand as Ctrl-C does: no file is left half-written."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)  # the shell's status of a signal
-
-    before = signal.signal(signal.SIGTERM, stop)
-    context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
 
 
 @command(

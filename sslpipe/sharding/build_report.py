@@ -228,14 +228,8 @@ def _describe(index: DatasetIndex, split: str, counts: Mapping[str, int]) -> Spl
 
 def check_classes(classes: Mapping[str, Iterable[str]]) -> None:
     """Raise DataError where train has Cat and test has cat, and neither has the other's."""
-    splits = {split: set(names) for split, names in classes.items()}
-    by_key: dict[str, set[str]] = defaultdict(set)
-    for names in splits.values():
-        for name in names:
-            by_key[_plain(name)].add(name)
-    for variants in by_key.values():
-        owners = {name: {s for s, own in splits.items() if name in own} for name in variants}
-        first, *others = sorted(variants)
+    owners = _owners(classes)
+    for first, *others in _alike(owners):
         for other in others:
             if not owners[first] & owners[other]:
                 raise DataError(
@@ -262,27 +256,17 @@ def class_doubts(
     names = sorted({name for own in labelled.values() for name in own})
     doubts = []
     # names
-    like_splits = names_like_splits(names)
-    if like_splits:
-        doubts.append(
-            f"{counted(len(like_splits), 'class')} named like a split: {_names(like_splits)}"
-        )
+    doubts += _doubt("named like a split", names_like_splits(names))
     gaps = [name for name in names if name.casefold() in _GAPS]
-    if gaps:
-        doubts.append(
-            f"{counted(len(gaps), 'class')} named as programs write a gap: {_names(gaps)}; where "
-            "these have no label, name none"
-        )
-    several = _several_labels(names)
-    if several:
-        doubts.append(
-            f"{counted(len(several), 'class')} whose names are lists of labels: {_names(several)}; "
-            "a sample has one class, and each list became one"
-        )
-    by_key: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        by_key[_plain(name)].append(name)
-    alike = [_names(own) for own in by_key.values() if len(own) > 1]
+    doubts += _doubt(
+        "named as programs write a gap", gaps, "; where these have no label, name none"
+    )
+    doubts += _doubt(
+        "whose names are lists of labels",
+        _several_labels(names),
+        "; a sample has one class, and each list became one",
+    )
+    alike = [_names(own) for own in _alike(names)]
     if alike:
         doubts.append(
             f"{counted(len(alike), 'group')} of classes that differ by case or blanks: "
@@ -304,17 +288,34 @@ def class_doubts(
                 f"split {split} lacks {len(lacking):,} of {len(names):,} classes: {_names(lacking)}"
             )
     # images
-    total: dict[str, int] = defaultdict(int)
+    total = Counter[str]()
     for own in counts.values():
-        for name, count in own.items():
-            total[name] += count
-    single = [name for name, count in total.items() if count == 1]
-    if single:
-        doubts.append(f"{counted(len(single), 'class')} of one image: {_names(single)}")
-    empty = [name for name in classes if name not in total]
-    if empty:
-        doubts.append(f"{counted(len(empty), 'class')} without an image: {_names(empty)}")
+        total.update(own)
+    doubts += _doubt("of one image", [name for name, count in total.items() if count == 1])
+    doubts += _doubt("without an image", [name for name in classes if name not in total])
     return doubts
+
+
+def _doubt(what: str, names: Sequence[str], remedy: str = "") -> list[str]:
+    """Return a sentence on some classes; [] where there are none."""
+    return [f"{counted(len(names), 'class')} {what}: {_names(names)}{remedy}"] if names else []
+
+
+def _owners(classes: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
+    """Return the splits that have each class."""
+    owners: dict[str, set[str]] = defaultdict(set)
+    for split, names in classes.items():
+        for name in names:
+            owners[name].add(split)
+    return owners
+
+
+def _alike(names: Iterable[str]) -> list[list[str]]:
+    """Return the names that differ only by what is easily overlooked, sorted."""
+    by_key: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        by_key[_plain(name)].append(name)
+    return [own for own in by_key.values() if len(own) > 1]
 
 
 def _several_labels(names: Sequence[str]) -> list[str]:
@@ -336,10 +337,7 @@ def _with_unseen(labelled: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping
 
 def _near_names(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Name pairs that one slip of a letter makes equal, where each split has one of them only."""
-    owners: dict[str, set[str]] = defaultdict(set)
-    for split, own in counts.items():
-        for name in own:
-            owners[name].add(split)
+    owners = _owners(counts)
     shortened: dict[str, list[str]] = defaultdict(list)  # with one letter omitted
     for name, splits in owners.items():
         plain = _plain(name)
