@@ -3,7 +3,7 @@
 import difflib
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -189,6 +189,12 @@ def counted(number: int, what: str) -> str:
     """Return a number of things in words: "1 image", "1,024 images", "2 classes"."""
     plural = "es" if what.endswith("s") else "s"
     return f"{number:,} {what}{plural * (number != 1)}"
+
+
+def listed(texts: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return some texts in a line, and the number of the others: "a, b and 1,024 more"."""
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return between.join(texts[:most]) + more
 
 
 def one_line(text: str, most: int = _MOST_CHARACTERS) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sslpipe.errors import DataError, UserError, shown
+from sslpipe.errors import DataError, UserError, listed, shown
 
 if TYPE_CHECKING:
     from sslpipe.data.image_type import ImageType
@@ -123,8 +123,8 @@ def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Pat
 
 def images_of(places: Iterable[Path], image_type: "ImageType | None" = None) -> list[Path]:
     """Replace folders by the images in them. Raises: UserError."""
-    listed = ([path] if not path.is_dir() else find_images(path, image_type) for path in places)
-    return [path for paths in listed for path in paths]
+    found = ([path] if not path.is_dir() else find_images(path, image_type) for path in places)
+    return [path for paths in found for path in paths]
 
 
 def find_named_images(
@@ -156,8 +156,8 @@ def find_named_images(
         if not own:
             say(f"skipped: {folder / name} holds no image")
     if loose:
-        more = f" and {len(loose) - 1:,} more" * (len(loose) > 1)
-        say(f"skipped: {loose[0]}{more}: not in a folder, so without a name")
+        some = listed(list(map(str, loose)), 1)
+        say(f"skipped: {some}: not in a folder, so without a name")
     named = {name: own for name, own in by_folder.items() if own}
     if are_times(named) or all(split_of(name) for name in named):
         say(

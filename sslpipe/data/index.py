@@ -44,7 +44,7 @@ from sslpipe.data.columns import (
 )
 from sslpipe.data.image_type import RGB8, ImageType, Reading
 from sslpipe.data.storage import join, load_array, local_path, read_bytes, size_of
-from sslpipe.errors import DataError, did_you_mean, shown
+from sslpipe.errors import DataError, did_you_mean, listed, shown
 from sslpipe.files import parse_json
 
 BLOCK = 512  # bytes of a tar header, and what members are padded to
@@ -380,9 +380,8 @@ class DatasetIndex:
             elif size != shard.bytes:
                 wrong.append(f"{shard.file} has {size} bytes, not the index's {shard.bytes}")
         if wrong:
-            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
             raise DataError(
-                f"{self.folder}, split {split!r}: {'; '.join(wrong[:5])}{more}. "
+                f"{self.folder}, split {split!r}: {listed(wrong, 5, '; ')}. "
                 "Copy the shards again, or `sslpipe shards verify` to see all damage"
             )
 

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from sslpipe.data.index import DatasetIndex, load_index
-from sslpipe.errors import DataError, counted, for_caller, one_line, shown
+from sslpipe.errors import DataError, counted, for_caller, listed, one_line, shown
 from sslpipe.files import read_json
 from sslpipe.portable import write_atomically
 from sslpipe.sharding.copies import copies_across_splits
@@ -366,9 +366,7 @@ def _plain(name: str) -> str:
 
 
 def _names(names: Iterable[str]) -> str:
-    some = sorted(names)
-    more = f" and {len(some) - MOST_NAMED:,} more" * (len(some) > MOST_NAMED)
-    return ", ".join(_name(name) for name in some[:MOST_NAMED]) + more
+    return listed([_name(name) for name in sorted(names)], MOST_NAMED)
 
 
 def _name(name: str) -> str:

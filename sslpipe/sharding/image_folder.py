@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sslpipe.data.decode import image_kind, other_kind
-from sslpipe.errors import DataError, counted, shown
+from sslpipe.errors import DataError, counted, listed, shown
 from sslpipe.sharding.build_report import group_kinds
 from sslpipe.sharding.sources import (
     HEIC_SUFFIXES,
@@ -305,9 +305,8 @@ def _classes(root: Path, splits: Splits, own: Sequence[Path]) -> list[str | None
     base = root.joinpath(*parts[0][: splits.level + 1])
     loose = [file.name for file, own_class in zip(own, below, strict=True) if own_class is None]
     if loose:
-        more = f" and {len(loose) - 1:,} more" if len(loose) > 1 else ""
         raise DataError(
-            f"{base} holds class folders and loose images ({loose[0]}{more}); "
+            f"{base} holds class folders and loose images ({listed(loose, 1)}); "
             "move the images into a class, or give --no-labels to use all without labels"
         )
     return below

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyarrow import compute, ipc, parquet, types
 
 from sslpipe.data.decode import first_line
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, listed
 from sslpipe.files import Tree, read_json
 from sslpipe.portable import open_regular
 from sslpipe.sharding.build_report import group_kinds
@@ -172,10 +172,9 @@ def _check_one_configuration(root: Path, files: Sequence[_File]) -> None:
     configurations = sorted({file.configuration for file in files})
     if len(configurations) > 1:
         places = [str(root / name) for name in configurations]
-        more = f" and {len(places) - 3:,} more" * (len(places) > 3)
         raise DataError(
             f"{root} has files of several data sets, which are not merged: "
-            f"{', '.join(places[:3])}{more}; give one of them as --root, or put all files of one "
+            f"{listed(places, 3)}; give one of them as --root, or put all files of one "
             "data set into one folder"
         )
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sslpipe.data.columns import Kind
 from sslpipe.data.decode import MAX_BYTES, BadSample, read_encoded
 from sslpipe.data.storage import local_path, read_bytes
-from sslpipe.errors import DataError, did_you_mean, shown
+from sslpipe.errors import DataError, did_you_mean, listed, shown
 from sslpipe.portable import open_regular
 from sslpipe.sharding.build_report import Group, group_kinds
 from sslpipe.sharding.members import READS_AVIF, READS_HEIC
@@ -451,11 +451,9 @@ def chosen_splits(options: SourceOptions, there: Iterable[str], where: object) -
     if wanted is not None and wanted not in known:
         wanted = options.named_split
     if options.split is not None and wanted not in known:
-        some = known[:MOST_NAMED]
-        more = f" and {len(known) - len(some):,} more" * (len(known) > len(some))
+        near = did_you_mean(options.split, known[:MOST_NAMED])
         raise DataError(
-            f"{where} has no split {options.split!r}{did_you_mean(options.split, some)}; it has: "
-            f"{', '.join(some)}{more}"
+            f"{where} has no split {options.split!r}{near}; it has: {listed(known, MOST_NAMED)}"
         )
     return known if wanted is None else [wanted]
 
