@@ -65,7 +65,8 @@ def _from_torchvision(
     if labels.shape != (len(dataset),) or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(f"torchvision's {options.name} does not give one integer label an image")
     names = getattr(dataset, "classes", None) or range(int(labels.max(initial=-1)) + 1)
-    classes = tuple(map(_class_name, names))
+    # texts, numbers, or synonyms, of which the first is taken
+    classes = tuple(str(name[0] if isinstance(name, tuple | list) else name) for name in names)
 
     def read(i: int) -> bytes:
         image = dataset[i][0]
@@ -79,13 +80,3 @@ def _from_torchvision(
     return Images(
         names=numbers, labels=labels.astype(np.int64), sizes=sizes, classes=classes, read=read
     )
-
-
-def _class_name(name: Any) -> str:
-    """Return a class's name: a text or a number, or the first of its synonyms."""
-    if isinstance(name, str):
-        return name
-    if isinstance(name, int):
-        return str(name)
-    first: str = name[0]
-    return first
