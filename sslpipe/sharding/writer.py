@@ -30,7 +30,7 @@ from sslpipe.data.holdout import CLASS
 from sslpipe.data.image_type import Reading
 from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, Triple
 from sslpipe.data.subsets import choose_groups, class_groups
-from sslpipe.errors import DataError, counted, did_you_mean
+from sslpipe.errors import DataError, counted, did_you_mean, listed
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
 from sslpipe.sharding.arrays import Arrays, without_nan
@@ -365,11 +365,9 @@ def _unreadable(bad: Sequence[str]) -> str:
     """Name some images that cannot be decoded, and count the others."""
     if len(bad) == 1:
         return f"{bad[0]}; mend or remove it, or give --skip-bad"
-    more = f"; and {len(bad) - NAMED_BAD:,} more" if len(bad) > NAMED_BAD else ""
-    some = "; ".join(bad[:NAMED_BAD])
     return (
-        f"{len(bad):,} images cannot be read so far: {some}{more}; mend or remove them, or give "
-        "--skip-bad"
+        f"{len(bad):,} images cannot be read so far: {listed(bad, NAMED_BAD, '; ')}; mend or "
+        "remove them, or give --skip-bad"
     )
 
 
