@@ -175,7 +175,10 @@ def from_rows(
         def read(number: int, places: Sequence[Place] = places) -> bytes:
             return read_place(places[number])
 
-        cells = _rows_of(tables[split], there) if tables else {}
+        cells = {}
+        if tables:
+            table = tables[split].take(there)
+            cells = {name: table.column(name) for name in table.column_names}
         files = [place for place in places if isinstance(place, Path)]
         images[split] = Images(
             names=[names[k] for k in there],
@@ -315,10 +318,6 @@ def listed_file(path: Place) -> Place:
             if there:
                 return there[0]
     return path
-
-
-def _rows_of(table: Any, rows: Sequence[int]) -> dict[str, Any]:
-    return {name: table.column(name).take(rows) for name in table.column_names}
 
 
 def _size(path: Place) -> int:

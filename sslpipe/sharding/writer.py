@@ -133,21 +133,19 @@ def cut_test(
         )
     train = splits["train"]
     images = train.images
-    is_test = np.zeros(len(train.images), bool)
+    groups = images.together if by is None else _groups_to_split(train, by)
     sizes = np.unique(images.labels, return_counts=True)[1].tolist()
     rounded: int = sum(round(fraction * size) for size in sizes)
-    if by is not None:
-        groups = _groups_to_split(train, by)
+    if groups is None and not 0 < rounded < len(images):  # one split would have no image
+        groups = np.arange(len(images))
+    if groups is not None:
         is_test = choose_groups(groups, images.labels, fraction, seed)
-    elif images.together is not None:
-        is_test = choose_groups(images.together, images.labels, fraction, seed)
-    elif 0 < rounded < len(images):  # both splits have an image
+    else:
+        is_test = np.zeros(len(images), bool)
         for label in np.unique(images.labels).tolist():
             members = np.nonzero(images.labels == label)[0]
             order = permutation(len(members), (seed, label))
             is_test[members[order[: round(fraction * len(members))]]] = True
-    else:
-        is_test = choose_groups(np.arange(len(images)), images.labels, fraction, seed)
     if not is_test.any() or is_test.all():
         count = len(images)
         remedy = f"give a fraction from {1 / count:.2g} to {1 - 1 / count:.2g}"
