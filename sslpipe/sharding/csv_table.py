@@ -4,7 +4,6 @@ import codecs
 import io
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -58,14 +57,14 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     """
     if options.csv is None:
         raise DataError("--source=csv needs --csv FILE")
-    return _read_table(options, options.csv, options.root or options.csv.parent)
+    _check_text(options.csv)
+    root = options.root or options.csv.parent
+    return _read_text(options, options.csv, root, _read(options.csv))
 
 
-def _read_table(options: SourceOptions, path: Path, root: Path) -> dict[str, Images]:
-    """Read a CSV file or list whose paths are relative to a folder."""
-    _check_text(path)
+def _read_text(options: SourceOptions, path: Path, root: Path, raw: bytes) -> dict[str, Images]:
+    """Read what a CSV file or list holds, whose paths are relative to a folder."""
     by = options.split_column
-    raw = _read(path)
     sign = _delimiter(raw, options.image_column)
     columns = _header(raw, sign)
     is_list = path.suffix.lower() in LISTS_OF_PATHS and not by
@@ -155,13 +154,10 @@ def frame_reader(frame: Frame) -> SourceReader:
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:  # objects, such as Paths
             remedy = "make a text of each, as in frame[column].astype(str)"
             raise DataError(f"the DataFrame: {error.args[0]}; {remedy}") from error
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "DataFrame.csv"
-            csv.write_csv(_writable(table, options), file)
-            try:
-                return _read_table(options, file, options.root or Path())
-            except DataError as error:
-                raise DataError(str(error).replace(str(file), "the DataFrame")) from None
+        text = io.BytesIO()
+        csv.write_csv(_writable(table, options), text)
+        name = Path("the DataFrame")  # in messages
+        return _read_text(options, name, options.root or Path(), text.getvalue())
 
     return read
 
