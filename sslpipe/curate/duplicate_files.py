@@ -28,16 +28,17 @@ MOST_EACH = 60  # accepted pairs on it, and refused ones
 def group_rows(samples: Samples, groups: Groups) -> list[dict[str, Any]]:
     """Return a row a sample of a group, by group; nearest: SPLIT:ID of the most similar one."""
     places = np.flatnonzero(groups.group >= 0)
-    table = []
-    for row in places[np.argsort(groups.group[places], kind="stable")].tolist():
-        score = round(float(groups.score[row]), 6)
-        near = samples.name(groups.nearest[row])
-        group = int(groups.group[row])
-        split = samples.splits[samples.split[row]]
-        sample_id = int(samples.ids[row])
-        values = split, sample_id, samples.keys[row], group, score, near
-        table.append(dict(zip(FIELDS, values, strict=True)))
-    return table
+    return [
+        {
+            "split": samples.splits[samples.split[row]],
+            "id": int(samples.ids[row]),
+            "key": samples.keys[row],
+            "group": int(groups.group[row]),
+            "score": round(float(groups.score[row]), 6),
+            "nearest": samples.name(groups.nearest[row]),
+        }
+        for row in places[np.argsort(groups.group[places], kind="stable")].tolist()
+    ]
 
 
 def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
