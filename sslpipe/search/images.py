@@ -6,6 +6,7 @@ features file of their own, searched together with the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,7 +148,7 @@ class ImageSearch:
             return None, "as their export flattened them"
         if not flatten:
             return None, "as they are"
-        step = len(self) // MOST_FITTED + 1
+        step = max(1, math.ceil(len(self) / MOST_FITTED))
         some = [rows.rows(torch.arange(0, len(rows.ids), step)) for rows in self._rows]
         fit_on = Embeddings.joined(some)
         said: list[str] = []

@@ -98,6 +98,7 @@ def assert_found(hits, expected):
 def test_a_flattened_search_is_that_of_rows_flattened_before(parts, monkeypatch):
     """The spectrum is learned on the rows of all files, and queries are mapped as they are."""
     monkeypatch.setattr(f"{CHOOSE}.LEAST_FLATTENED", 14)
+    monkeypatch.setattr("sslpipe.search.images.MOST_FITTED", 14)
     search = ImageSearch(*(part[:2] for part in parts))
     assert search.form.startswith("flattened, fitted on 14 images (power 0.25)")
     assert "14 rows are few for 6 features" in search.form
