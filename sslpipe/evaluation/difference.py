@@ -63,15 +63,9 @@ def paired_means(one: Floats, other: Floats, classes: Integers) -> Difference:
 
     mean = jackknife(one - other, classes)
     interval = _within(mean.value, mean.half95)
-    if mean.error == 0:  # the same difference everywhere
-        return Difference(
-            value=mean.value,
-            interval95=interval,
-            p=float(mean.value == 0),
-            unit="classes",
-            number=mean.groups,
-        )
-    p = float(2 * stdtr(mean.groups - 1, -abs(mean.value) / mean.error))
+    p = float(mean.value == 0)
+    if mean.error != 0:  # else the same difference everywhere
+        p = float(2 * stdtr(mean.groups - 1, -abs(mean.value) / mean.error))
     return Difference(
         value=mean.value, interval95=interval, p=p, unit="classes", number=mean.groups
     )

@@ -17,25 +17,19 @@ NUMBERS = ("rankme", "alignment", "uniformity", "view_recall")
 
 
 def effective_rank(rows: Tensor) -> Tensor:
-    """Compute exp(entropy of s / sum(s)), s the singular values of rows (R, D), in float64.
+    """Compute RankMe of rows (R, D), in float64: 1 (one direction) to min(R, D); not centred.
 
-    From the smaller Gram matrix; NaN if one number is not finite.
+    It is exp(entropy of s / sum(s)), s the singular values, from the smaller Gram matrix; NaN if
+    one number is not finite.
+
+    Source:
+        Garrido et al. 2023, arXiv:2210.02885, eq. 1, without its epsilon.
     """
     rows = to_float64(rows)  # squaring halves the digits of small singular values
     gram = rows.T @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.T
-    return rank_of(singular_values(gram))
-
-
-def singular_values(gram: Tensor) -> Tensor:
-    """Compute those of the rows with this Gram matrix (n, n), from the largest; or NaN."""
     if not bool(torch.isfinite(gram).all()):  # eigvalsh would raise
-        return gram.new_full((len(gram),), math.nan)
-    squares: Tensor = torch.linalg.eigvalsh(gram)
-    return squares.clamp_min(0).sqrt().flip(0)
-
-
-def rank_of(s: Tensor) -> Tensor:
-    """Compute exp(entropy of s / sum(s)) of singular values s (n,)."""
+        return gram.new_tensor(math.nan)
+    s = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flip(0)
     p = s / s.sum().clamp_min(torch.finfo(s.dtype).tiny)
     entropy: Tensor = torch.special.entr(p).sum()
     return entropy.exp()
@@ -52,17 +46,6 @@ def uniformity_of_units(u: Tensor) -> Tensor:
     less_one = squared.mul_(-2).expm1_().fill_diagonal_(0)  # (M, M)
     mean: Tensor = to_float64(less_one.sum(dim=1)).sum() / (len(u) * (len(u) - 1))
     return mean.log1p()
-
-
-def rankme(features: Tensor) -> float:
-    """Compute RankMe of (N, D): exp of the entropy of the normalised singular values, not centred.
-
-    It is 1 (one direction) to min(N, D).
-
-    Source:
-        Garrido et al. 2023, arXiv:2210.02885, eq. 1, without its epsilon.
-    """
-    return float(effective_rank(features))
 
 
 def alignment(views: Tensor) -> float:
@@ -129,7 +112,7 @@ def label_free_numbers(features: Tensor, views: Tensor) -> dict[str, float]:
     some = torch.arange(min(len(features), MOST_PAIRED), device=features.device)
     some = some * len(features) // len(some)
     return {
-        "rankme": rankme(features),
+        "rankme": float(effective_rank(features)),
         "alignment": alignment(views),
         "uniformity": uniformity(features[some]),
         "view_recall": view_recall(views[:, some]),

@@ -8,8 +8,8 @@ import torch
 
 from sslpipe.evaluation.label_free import (
     alignment,
+    effective_rank,
     label_free_numbers,
-    rankme,
     uniformity,
     uniformity_of_units,
     view_recall,
@@ -33,7 +33,7 @@ def unit(x):
 def test_rankme_is_the_entropy_of_the_singular_values(images, dim):
     x = 3 + gaussian(images, dim) * np.logspace(0, -2, dim)
     expected = entropy_rank(np.linalg.svd(x, compute_uv=False))
-    assert rankme(torch.tensor(x)) == pytest.approx(expected, rel=1e-10)
+    assert float(effective_rank(torch.tensor(x))) == pytest.approx(expected, rel=1e-10)
 
 
 def test_alignment_and_uniformity_are_means_over_pairs():
