@@ -17,6 +17,8 @@ from sslpipe.evaluation.neighbours import usual_k
 from sslpipe.evaluation.result import Result, check_known
 from sslpipe.random import permutation
 
+DRAWS = 5  # banks of a number
+
 
 def few_shot_knn(
     bank: Embeddings,
@@ -24,13 +26,12 @@ def few_shot_knn(
     *,
     labels_per_class: int,
     k: Sequence[int] | None = None,
-    draws: int = 5,
     seed: int = 0,
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Vote = "weighted",
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
-    """Average top-1 over banks of a few labels per class; one result for each k.
+    """Average top-1 over DRAWS banks of a few labels per class; one result for each k.
 
     Draw d takes labels_per_class rows of each class, chosen by hashes of seed, d and the row's
     place among the sorted ids: the same rows for every backbone.
@@ -40,7 +41,6 @@ def few_shot_knn(
         queries: Labelled rows to score.
         labels_per_class: Rows of each class in a bank.
         k: Numbers of neighbours. Default: 10, or all rows where a bank has fewer.
-        draws: Banks, at least 2.
         seed: Of the draws.
         temperature: T > 0 of the weighted vote.
         vote: "weighted" or "majority".
@@ -56,10 +56,8 @@ def few_shot_knn(
     check_pair(bank, queries)
     check_count(labels_per_class, "labels_per_class")
     check_known("vote", vote, get_args(Vote))
-    if draws < 2:
-        raise DataError(f"draws = {draws}: a spread needs at least 2")
     of_draws = []
-    for draw in range(draws):
+    for draw in range(DRAWS):
         few = bank.rows(few_rows(bank, labels_per_class, seed, draw))
         if k is None:
             k = usual_k((10,), len(few.ids))
@@ -72,7 +70,7 @@ def few_shot_knn(
         hits = np.stack([np.asarray(result.scores) for result in of_k])  # (draws, Q)
         accuracies = hits.mean(axis=1)
         result = Result(
-            protocol=f"{of_k[0].protocol} {labels_per_class}/class draws={draws} seed={seed}",
+            protocol=f"{of_k[0].protocol} {labels_per_class}/class draws={DRAWS} seed={seed}",
             metric="top1",
             value=float(accuracies.mean()),
             interval95=bootstrap95(hits),

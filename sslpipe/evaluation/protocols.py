@@ -19,7 +19,7 @@ from sslpipe.evaluation.linear_probe import linear_probe
 from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.verdict import KNN, LINEAR, PER_QUERY, has_a_match
-from sslpipe.evaluation.verification import draw_pairs, verification
+from sslpipe.evaluation.verification import FOLDS, draw_pairs, verification
 from sslpipe.evaluation.whiten import whiten
 
 Pair = tuple[Embeddings, Embeddings]  # train, test
@@ -32,7 +32,6 @@ FEWER_NEIGHBOURS = (1, 5)  # beside DINO's k
 CLOSE_K = 20
 FAR_K = 10
 FARS = (1e-1, 1e-2, 1e-3)
-FOLDS = 10
 # rows x features x classes, above which linear probes are not part of a suite: some 15 minutes a
 # set on two CPU cores; ImageNet on a GPU is below
 PROBE_WORK = 2**36
@@ -263,7 +262,7 @@ def _inside_test(test: Embeddings, seed: int, left_out: list[str]) -> list[Part]
     fars = [far for far in FARS if far * different >= 1]
 
     def verified(_: Embeddings, rows: Embeddings) -> Columns:
-        return [(None, one) for one in verification(rows, rows, far=fars, folds=FOLDS, seed=seed)]
+        return [(None, one) for one in verification(rows, rows, far=fars, seed=seed)]
 
     return [*chosen, Part("verification", verified)]
 

@@ -17,6 +17,7 @@ from sslpipe.evaluation.result import Result
 from sslpipe.random import hash_integers
 
 RESAMPLES = 300
+FOLDS = 10  # of the accuracy
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -44,7 +45,6 @@ def verification(
     *,
     pairs: int = 10_000,
     far: Sequence[float] = (1e-1, 1e-2, 1e-3),
-    folds: int = 10,
     seed: int = 0,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
@@ -59,7 +59,6 @@ def verification(
         pairs: So many of one label and as many of two, drawn without repetition by hashes of `seed`
             and the places of the sorted ids (all, where there are fewer).
         far: False accept rates, each in (0, 1).
-        folds: Parts of the k-fold accuracy, at least 2.
         seed: Of the pairs and of the resamples.
         process: This process.
 
@@ -68,7 +67,7 @@ def verification(
         the same ones; small is good. tar@far=f: largest share of same pairs accepted where at most
         f of the different ones are. auc: of the ROC, ties half. eer: the error where as large a
         share of different pairs is accepted as of same ones is not; small is good. accuracy: of
-        `folds` parts in turn, at the threshold that is best on the others (LFW's protocol, folds of
+        FOLDS parts in turn, at the threshold that is best on the others (LFW's protocol, folds of
         pairs).
         details["folds"]: each fold's accuracy.
         The interval is over pairs, which share images: too narrow where there are few images.
@@ -98,10 +97,10 @@ def verification(
     names = ("fpr@95tpr", *(f"tar@far={each:g}" for each in far), "auc", "eer")
     values, intervals = _roc_numbers(scores, chosen.same, far, seed)
     numbers = dict(zip(names, zip(values, intervals, strict=True), strict=True))
-    right, per_fold = kfold_accuracy(scores, chosen.same, folds)
-    half = 1.96 * float(np.std(per_fold, ddof=1)) / folds**0.5
+    right, per_fold = kfold_accuracy(scores, chosen.same, FOLDS)
+    half = 1.96 * float(np.std(per_fold, ddof=1)) / FOLDS**0.5
     ends = (max(0.0, right - half), min(1.0, right + half))
-    numbers[f"accuracy {folds}-fold best threshold"] = (right, ends)
+    numbers[f"accuracy {FOLDS}-fold best threshold"] = (right, ends)
     results = [
         Result(
             protocol=protocol,

@@ -162,8 +162,8 @@ def test_few_shot_takes_n_rows_of_each_class_and_other_rows_in_each_draw():
 
 def test_few_shot_is_the_mean_over_its_draws():
     bank, queries = random_rows(300, 6, 5, seed=11), random_rows(80, 6, 5, seed=12)
-    (result,) = few_shot_knn(bank, queries, labels_per_class=7, k=(5,), draws=3)
-    labels, banks = queries.labels.numpy(), [bank.rows(few_rows(bank, 7, 0, d)) for d in range(3)]
+    (result,) = few_shot_knn(bank, queries, labels_per_class=7, k=(5,))
+    labels, banks = queries.labels.numpy(), [bank.rows(few_rows(bank, 7, 0, d)) for d in range(5)]
     expected = [(brute_knn(few, queries, 5, 0.07, "weighted") == labels).mean() for few in banks]
     assert result.details["draws"] == pytest.approx(expected)
     assert result.value == pytest.approx(np.mean(expected))
