@@ -17,19 +17,9 @@ from torch import Tensor
 from sslpipe.data.storage import load_array
 from sslpipe.errors import DataError, UserError, as_path
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
-from sslpipe.files import Stored, json_text, parse_json, parse_object
+from sslpipe.files import json_text, parse_object
 from sslpipe.models.state import hash_tensors
 from sslpipe.portable import memory_is_short, open_regular, replacing
-
-
-class FeaturesOrigin(Stored):
-    """Where the features in a file come from; their file also has `view`, `left_out` and more."""
-
-    data: str | None = None  # name of the data set
-    data_sha256: str | None = None
-    split: str | None = None
-    backbone_sha256: str | None = None
-
 
 WRITTEN = (".safetensors", ".npz")  # files of features
 
@@ -117,13 +107,7 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     checksum = tensors.pop(CHECKSUM, None)
     if checksum is None or checksum.tolist() != [*content_sha256(tensors, text)]:
         raise DataError(f"{path} is damaged: its sha256 is another one; embed again")
-    rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
-    try:
-        parse_json(text, FeaturesOrigin)
-        metadata = parse_object(text)
-    except ValueError as error:
-        raise DataError(f"{path}: its metadata are damaged ({error}); embed again") from None
-    return rows, metadata
+    return Embeddings(*(tensors[name] for name in Embeddings._fields)), parse_object(text)
 
 
 CHECKSUM = "sha256"  # of the file's content, 32 bytes beside the columns
