@@ -3,16 +3,16 @@
 import io
 import re
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
 from PIL import Image
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sslpipe.errors import UserError
 from sslpipe.evaluation.suite_file import read_suite
-from sslpipe.files import Finite, Int64, Stored, Tree, read_lines
+from sslpipe.files import Finite, Tree, read_lines
 from sslpipe.run.checkpoint_files import BestEntry
-from sslpipe.run.description import DataDescription, RunDescription, read_description
+from sslpipe.run.description import read_description
 from sslpipe.run.log import NumbersLine, QuarantineLine, read_metrics, unreadable_lines
 from sslpipe.run.status import newest_best, saved_step
 from sslpipe.run.trackers import without_secrets
@@ -25,43 +25,6 @@ _QUERY = re.compile(r"(\w+://[^\s?#'\"]+)[?#][^\s'\",]*")  # where signed URLs c
 _FOLDERS = re.compile(
     r"(?<![\w.:/~…-])(?:~?/|[A-Za-z]:[\\/])(?:[^\s/\\'\",;:<>]+[/\\])+(?=[^\s/\\])"
 )
-
-
-class _Part(Stored):
-    """A part of a recipe that the page names."""
-
-    kind: str
-
-
-class _Data(Stored):
-    split: str
-    holdout: Int64 | None = None
-    batch_size: Int64 | None = None  # of a pretraining
-
-
-class _Sampler(Stored):
-    """A fine-tuning's PK batch."""
-
-    classes_per_batch: Int64
-    images_per_class: Int64
-    random_images: Int64
-
-
-class _Recipe(Stored):
-    """What the page computes with of a recipe.json of either kind."""
-
-    name: str
-    data: _Data
-    augment: _Part
-    backbone: _Part
-    loss: _Part
-    sampler: _Sampler | None = None
-
-    @model_validator(mode="after")
-    def _has_a_batch(self) -> Self:
-        if self.sampler is None and self.data.batch_size is None:
-            raise ValueError("data.batch_size is missing")
-        return self
 
 
 class _TrainLine(NumbersLine):
@@ -156,9 +119,6 @@ class RunFiles(NamedTuple):
 def read_run(run_dir: Path) -> RunFiles:
     """Read what a report needs. Raises: UserError: it is no run, or a file is not readable."""
     # what every run has
-    read_description(run_dir, "recipe.json", _Recipe)
-    read_description(run_dir, "data.json", DataDescription)
-    read_description(run_dir, "run.json", RunDescription)
     recipe = read_description(run_dir, "recipe.json", Tree)
     data = read_description(run_dir, "data.json", Tree)
     environment = read_description(run_dir, "run.json", Tree)
