@@ -12,13 +12,12 @@ import unicodedata
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import safetensors
 import torch
 from numpy.typing import NDArray
-from pydantic import model_validator
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -41,12 +40,6 @@ class _About(Stored):
     names: tuple[str, ...]
     threshold: Finite
     facts: dict[str, Any]  # which model made the embeddings
-
-    @model_validator(mode="after")
-    def _names_once(self) -> Self:
-        if len(set(self.names)) < len(self.names):
-            raise ValueError("a name is there twice")
-        return self
 
 
 Rows = Tensor | NDArray[Any]  # (n, D) or (D,) floats
@@ -283,19 +276,15 @@ class Gallery:
                 )
             about = parse_json(text, _About)
             embeddings = tensors["embeddings"]
-            owner = tensors["owner"]
             flattening = None
             if "mean" in tensors:
                 flattening = Whitening(tensors["mean"], tensors["projection"])
             dim = embeddings.shape[1] if flattening is None else len(flattening.mean)
             gallery = cls(dim, metadata=about.facts, flattening=flattening)
-            # older files may have a name in two forms of its accents
-            names = [_composed(name) for name in about.names]
-            gallery._names = {name: place for place, name in enumerate(dict.fromkeys(names))}
-            places = torch.tensor([gallery._names[name] for name in names], dtype=torch.int64)
+            gallery._names = {name: place for place, name in enumerate(about.names)}
             gallery.threshold = about.threshold
             gallery._embeddings = embeddings
-            gallery._owner = places[owner]
+            gallery._owner = tensors["owner"]
         except DataError:
             raise
         except UNREADABLE as error:

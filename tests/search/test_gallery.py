@@ -240,25 +240,6 @@ def test_two_unicode_forms_of_a_name_are_one(tmp_path):
     assert torch.equal(loaded.embeddings("Ann"), gallery.embeddings("Ann"))
 
 
-def test_a_file_with_names_in_either_form_is_read_with_one(tmp_path, monkeypatch):
-    """Written before names had one form."""
-    composed, apart = (unicodedata.normalize(form, "Jos\u00e9") for form in ("NFC", "NFD"))
-    with monkeypatch.context() as before:
-        before.setattr("sslpipe.search.gallery._composed", lambda name: name)
-        for name, names in {"both": [apart, "Ann", composed], "one": ["Ann", apart, apart]}.items():
-            old = Gallery(DIM)
-            old.enrol(names, some(3))
-            old.save(tmp_path / name)
-    for name, rows in {"both": [0, 2], "one": [1, 2]}.items():
-        gallery = Gallery.load(tmp_path / name)
-        assert {*gallery.names} == {"Ann", composed}
-        expected = Gallery(DIM)
-        expected.add("X", some(3)[rows])
-        assert torch.equal(gallery.embeddings(apart), expected.embeddings("X"))
-        gallery.remove(apart)
-        assert gallery.names == ("Ann",)
-
-
 def test_the_nearest_other_is_the_best_of_all_other_names():
     gallery = Gallery(DIM)
     rows = some(9)
@@ -296,7 +277,6 @@ NAMES = [f"person {n}" for n in range(30)]
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        ({"names": ["x"] * 30}, "a name is there twice"),
         ({"names": [*range(30)]}, "names.0 = 0"),
         ({"names": "abc"}, "names = 'abc'"),
         ({"threshold": math.nan}, "not JSON"),
