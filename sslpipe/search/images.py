@@ -7,7 +7,9 @@ features file of their own, searched together with the others.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,23 +63,17 @@ class Hit(NamedTuple):
 
 
 def _open(given: Searched) -> Features:
-    """Open what is searched; its rows are a copy, as they are flattened in place."""
-    if isinstance(given, Features):
-        opened = given
-    elif isinstance(given, Tensor | np.ndarray | Embeddings):
-        opened = open_features(given)._replace(facts={})  # beside rows that say nothing
-    elif isinstance(given, str | Path):
+    if isinstance(given, Features | str | Path):
         return open_features(given)
-    elif isinstance(given, tuple) and len(given) == 2:
+    if isinstance(given, Tensor | np.ndarray | Embeddings):
+        return open_features(given)._replace(facts={})  # beside rows that say nothing
+    if isinstance(given, tuple) and len(given) == 2:
         rows_of, data = given
-        opened = open_features(rows_of, data)
-    else:
-        raise UserError(
-            f"ImageSearch takes (features, dataset.json) pairs, features (N, F), or a file of "
-            f"them (.safetensors, .npz, .npy), not a {type(given).__name__}"
-        )
-    rows = opened.rows._replace(features=opened.rows.features.clone())
-    return opened._replace(rows=rows)
+        return open_features(rows_of, data)
+    raise UserError(
+        f"ImageSearch takes (features, dataset.json) pairs, features (N, F), or a file of "
+        f"them (.safetensors, .npz, .npy), not a {type(given).__name__}"
+    )
 
 
 class ImageSearch:
@@ -118,13 +114,15 @@ class ImageSearch:
             check_comparable(self.facts, part.facts)
             if part.rows.features.shape[1] != parts[0].rows.features.shape[1]:
                 raise DataError("features have different widths; take all from one backbone")
+        # the rows of all files, one behind the other: a copy, which is flattened in place
+        rows = Embeddings.joined([part.rows for part in parts])
+        self._starts = [0, *accumulate(len(part.rows.ids) for part in parts)]
+        parts = [part._replace(rows=rows.rows(torch.arange(0))) for part in parts]  # freed
         self._parts = parts
-        self._rows = [part.rows for part in parts]
-        self.flattening, self.form = self._fit(flatten)
+        self.flattening, self.form = self._fit(rows, flatten)
         # made once: a search is then one product
-        for place, rows in enumerate(self._rows):
-            units = fixed_point_units(self._flattened(rows.features, in_place=True))
-            self._rows[place] = rows._replace(features=units)
+        units = fixed_point_units(self._flattened(rows.features, in_place=True))
+        self._rows = rows._replace(features=units)
 
     @property
     def has_splits(self) -> bool:
@@ -142,17 +140,16 @@ class ImageSearch:
             )
         return known
 
-    def _fit(self, flatten: bool) -> tuple[Whitening | None, str]:
+    def _fit(self, rows: Embeddings, flatten: bool) -> tuple[Whitening | None, str]:
         """Learn what flattens the features on the rows of all files; and say it in words."""
         if "whitening_sha256" in self.facts:
             return None, "as their export flattened them"
         if not flatten:
             return None, "as they are"
-        step = max(1, math.ceil(len(self) / MOST_FITTED))
-        some = [rows.rows(torch.arange(0, len(rows.ids), step)) for rows in self._rows]
-        fit_on = Embeddings.joined(some)
+        step = max(1, math.ceil(len(rows.ids) / MOST_FITTED))
+        some = torch.cat([torch.arange(*ends, step) for ends in pairwise(self._starts)])
         said: list[str] = []
-        fitted, words = fit_flattening(fit_on, by_labels=False, say=said.append)
+        fitted, words = fit_flattening(rows.rows(some), by_labels=False, say=said.append)
         return fitted, "; ".join([words, *said])
 
     def check_network(self, facts: Mapping[str, Any]) -> None:
@@ -177,11 +174,11 @@ class ImageSearch:
             )
 
     def __repr__(self) -> str:
-        width = self._rows[0].features.shape[1]
+        width = self._rows.features.shape[1]
         return f"ImageSearch({len(self):,} images of {width} features, {self.form})"
 
     def __len__(self) -> int:
-        return sum(len(rows.ids) for rows in self._rows)
+        return len(self._rows.ids)
 
     def rows(self, part: int) -> Embeddings:
         """Return a file's rows as they are searched: flattened, of length 1.
@@ -189,9 +186,9 @@ class ImageSearch:
         Raises:
             UserError: There are fewer files.
         """
-        if not 0 <= part < len(self._rows):
-            raise UserError(f"rows({shown(part)}): there are {len(self._rows)} files, from 0 on")
-        return self._rows[part]
+        if not 0 <= part < len(self._parts):
+            raise UserError(f"rows({shown(part)}): there are {len(self._parts)} files, from 0 on")
+        return self._rows.rows(slice(self._starts[part], self._starts[part + 1]))
 
     def prepare(self, queries: Tensor | NDArray[Any]) -> Tensor:
         """Return queries (Q, F) as the rows are: flattened, of length 1.
@@ -206,7 +203,7 @@ class ImageSearch:
                 f"queries are a {type(queries).__name__}, not features (Q, F): of images they are "
                 "backbone.encode(images)"
             )
-        width = self._rows[0].features.shape[1]
+        width = self._rows.features.shape[1]
         if queries.ndim != 2 or queries.shape[1] != width:
             raise UserError(
                 f"queries are {tuple(queries.shape)}, not rows (Q, {width}); one alone is "
@@ -232,8 +229,11 @@ class ImageSearch:
         if top < 1:
             raise UserError(f"top = {top} is not 1 or more")
         chosen = self._where(where)
-        nearest = self._nearest(self.prepare(queries), top, chosen)
-        return [[self._hit(score, part, row) for score, part, row in near] for near in nearest]
+        bank = self._rows.features if chosen is None else self._rows.features[chosen]
+        near = nearest(bank, self.prepare(queries), min(top, len(bank)), units=True)
+        rows = near.indices if chosen is None else chosen[near.indices]
+        found = zip(near.similarities.tolist(), rows.tolist(), strict=True)
+        return [list(map(self._hit, scores, of_query)) for scores, of_query in found]
 
     def key(self, hit: Hit) -> str:
         """Return the path that the image was built from where it is known, else its shard's key.
@@ -263,10 +263,10 @@ class ImageSearch:
             parts.append(opened.rows.features)
             names += [f"{file}:{opened.sample_name(each)}" for each in opened.rows.ids.tolist()]
             width = opened.rows.features.shape[1]
-            if width != self._rows[0].features.shape[1]:
+            if width != self._rows.features.shape[1]:
                 raise DataError(
                     f"{file} has {width} features a row, and what is searched "
-                    f"{self._rows[0].features.shape[1]}; take both from one network"
+                    f"{self._rows.features.shape[1]}; take both from one network"
                 )
         return names, torch.cat(parts)
 
@@ -283,36 +283,21 @@ class ImageSearch:
             return features
         return self.flattening.apply(features, in_place=in_place)
 
-    def _where(self, text: str) -> list[Tensor | None]:
-        """Return which rows of each file fit the conditions, (N,) bool; None: all."""
+    def _where(self, text: str) -> Tensor | None:
+        """Return the rows that fit the conditions, (n,) ascending; None: all."""
         if not text:
-            return [None] * len(self._rows)
+            return None
         conditions = parse_conditions(text)
-        chosen = [
-            torch.from_numpy(select(conditions, split, rows.ids.numpy()))
-            for split, rows in zip(self.splits, self._rows, strict=True)
+        fit = [
+            select(conditions, split, self.rows(part).ids.numpy())
+            for part, split in enumerate(self.splits)
         ]
-        if not any(bool(fit.any()) for fit in chosen):
+        chosen = np.flatnonzero(np.concatenate(fit))
+        if not len(chosen):
             raise DataError(f"no image fits {text!r}; leave a condition out")
-        return [*chosen]
+        return torch.from_numpy(chosen)
 
-    def _nearest(
-        self, queries: Tensor, top: int, chosen: Sequence[Tensor | None]
-    ) -> list[list[tuple[float, int, int]]]:
-        """(score, file, row) of the best of all files, for each prepared query."""
-        results: list[list[tuple[float, int, int]]] = [[] for _ in queries]
-        for part, (rows, fit) in enumerate(zip(self._rows, chosen, strict=True)):
-            places = torch.arange(len(rows.ids)) if fit is None else fit.nonzero()[:, 0]
-            if len(places) == 0:
-                continue
-            bank = rows.features if fit is None else rows.features[places]
-            near = nearest(bank, queries, min(top, len(bank)), units=True)
-            similarities = near.similarities.tolist()
-            numbers = places[near.indices].tolist()
-            for best, scores, hits in zip(results, similarities, numbers, strict=True):
-                best += [(score, part, row) for score, row in zip(scores, hits, strict=True)]
-        return [sorted(each, key=lambda hit: (-hit[0], *hit[1:]))[:top] for each in results]
-
-    def _hit(self, score: float, part: int, row: int) -> Hit:
-        rows = self._rows[part]
-        return Hit(min(score, 1.0), part, int(rows.ids[row]), int(rows.labels[row]))
+    def _hit(self, score: float, row: int) -> Hit:
+        part = bisect_right(self._starts, row) - 1
+        label = int(self._rows.labels[row])
+        return Hit(min(score, 1.0), part, int(self._rows.ids[row]), label)
