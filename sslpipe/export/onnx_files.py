@@ -8,14 +8,15 @@ With preprocessing inside, a file takes uint8 pixels of any size.
 import importlib.util
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.data.image_type import RGB8, ImageType
@@ -175,89 +176,70 @@ def agreement(expected: Tensor, actual: Tensor, data: str = "", split: str = "")
     return Agreement(first=float(first), ten=float(ten), images=len(ids), data=data, split=split)
 
 
-class Int8:
+def write_int8(
+    model: FrozenBackbone, split: Split, data: str, *, least: float, scratch: Path, folder: Path
+) -> tuple[Path, Agreement]:
     """Write the int8 file of a backbone in float32 on the CPU; files in between go to `scratch`.
 
     Images of a split, at least LEAST_IMAGES that training has not seen, calibrate it, and prove
-    that a share `least` of first neighbours is the same. Raises: ExportError for too few.
+    that a share `least` of first neighbours is the same. Raises: ExportError where they are others,
+    or images are too few.
     """
-
-    def __init__(
-        self, model: FrozenBackbone, split: Split, data: str, least: float, scratch: Path
-    ) -> None:
-        if len(split) < LEAST_IMAGES:
-            raise ExportError(
-                f"split {split.name!r} of {data} has {len(split)} images, and {INT8} is "
-                f"proved with {LEAST_IMAGES} or more; name another one"
-            )
-        matched, (split,) = model.matched(split)
-        self._view = matched.view  # which allows for the range of these images
-        self._model = model
-        self._split = split
-        self._data = data
-        self._least = least
-        self._scratch = scratch
-        self._reading: Any = {"batch_size": BATCH_IMAGES, "canvas_px": self._view.canvas_px}
-        order = np.random.default_rng(0).permutation(len(split))
-        calibrating = min(CALIBRATION_IMAGES, len(split) // 2)
-        self._calibration = np.sort(order[:calibrating])
-        self._proof = np.sort(order[calibrating : calibrating + PROOF_IMAGES])
-        self._expected = self._features(model.flattened)
-
-    def _features(self, network: nn.Module) -> Tensor:
-        return embed(network, self._view, self._split, ids=self._proof, **self._reading).features
-
-    def write(self, folder: Path) -> tuple[Path, Agreement]:
-        """Write the file into a folder. Raises: ExportError where neighbours are others."""
-        path = folder / INT8_FILE
-        graph = self._quantised()
-        actual = self._features(OnnxSession(save_onnx(graph, path)))
-        agreed = agreement(self._expected, actual, self._data, self._split.name)
-        if not agreed.first >= self._least:
-            raise ExportError(
-                f"format {INT8}: {agreed}; {self._least:.1%} are wanted, and nothing was written; "
-                f"--least-equal={agreed.first:.3f} would accept it"
-            )
-        _state(graph, agreement=json.dumps(asdict(agreed)))
-        return save_onnx(graph, path), agreed
-
-    def _quantised(self) -> Any:
-        """Quantise: activations to uint8, weights to int8 of 7 bits, a scale each channel.
-
-        Products of 8-bit weights can overflow on processors without VNNI; those of 7 bits cannot,
-        so that the proof holds on any processor.
-        """
-        import onnx
-        from onnxruntime.quantization import QuantType, quantize_static
-        from onnxruntime.quantization.shape_inference import quant_pre_process
-
-        self._batches = one_pass(self._split, ids=self._calibration, **self._reading)
-        plain = onnx_graph(self._model)
-        whole, prepared, quantised = (
-            str(self._scratch / f"{name}.onnx") for name in ("whole", "prepared", "int8")
+    if len(split) < LEAST_IMAGES:
+        raise ExportError(
+            f"split {split.name!r} of {data} has {len(split)} images, and {INT8} is "
+            f"proved with {LEAST_IMAGES} or more; name another one"
         )
-        save_onnx(plain, Path(whole))  # it takes graphs, too, but misses their weights
-        quant_pre_process(whole, prepared, skip_symbolic_shape=True)
-        quantize_static(
-            prepared,
-            quantised,
-            self,  # which asks for images by `get_next`
-            per_channel=True,
-            reduce_range=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
+    matched, (split,) = model.matched(split)
+    view = matched.view  # which allows for the range of these images
+    order = np.random.default_rng(0).permutation(len(split))
+    calibrating = min(CALIBRATION_IMAGES, len(split) // 2)
+    read: Any = {"batch_size": BATCH_IMAGES, "canvas_px": view.canvas_px}
+    proof = np.sort(order[calibrating : calibrating + PROOF_IMAGES])
+    expected = embed(model.flattened, view, split, ids=proof, **read).features
+    batches = one_pass(split, ids=np.sort(order[:calibrating]), **read)
+    images = ({"images": view.make_views(batch).contiguous().numpy()} for batch in batches)
+    graph = _quantised(onnx_graph(model), images, scratch)
+    path = save_onnx(graph, folder / INT8_FILE)
+    actual = embed(OnnxSession(path), view, split, ids=proof, **read).features
+    agreed = agreement(expected, actual, data, split.name)
+    if not agreed.first >= least:
+        raise ExportError(
+            f"format {INT8}: {agreed}; {least:.1%} are wanted, and nothing was written; "
+            f"--least-equal={agreed.first:.3f} would accept it"
         )
-        graph = onnx.load(quantised)
-        stated = {each.key: each.value for each in plain.metadata_props}
-        onnx.helper.set_model_props(graph, stated)  # in place of the quantiser's own
-        return graph
+    _state(graph, agreement=json.dumps(asdict(agreed)))
+    return save_onnx(graph, path), agreed
 
-    def get_next(self) -> dict[str, Any] | None:
-        """Return a batch of images that calibrate, for onnxruntime; None after the last."""
-        batch = next(self._batches, None)
-        if batch is None:
-            return None
-        return {"images": self._view.make_views(batch).contiguous().numpy()}
+
+def _quantised(plain: Any, images: Iterator[dict[str, Any]], scratch: Path) -> Any:
+    """Quantise: activations to uint8, weights to int8 of 7 bits, a scale each channel.
+
+    Products of 8-bit weights can overflow on processors without VNNI; those of 7 bits cannot, so
+    that the proof holds on any processor. `images` are batches that calibrate.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    whole, prepared, quantised = (
+        str(scratch / f"{name}.onnx") for name in ("whole", "prepared", "int8")
+    )
+    save_onnx(plain, Path(whole))  # it takes graphs, too, but misses their weights
+    quant_pre_process(whole, prepared, skip_symbolic_shape=True)
+    quantize_static(
+        prepared,
+        quantised,
+        SimpleNamespace(get_next=lambda: next(images, None)),  # how it asks for them
+        per_channel=True,
+        reduce_range=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+    graph = onnx.load(quantised)
+    stated = {each.key: each.value for each in plain.metadata_props}
+    onnx.helper.set_model_props(graph, stated)  # in place of the quantiser's own
+    return graph
 
 
 # preprocessing inside

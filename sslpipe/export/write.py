@@ -39,10 +39,10 @@ from sslpipe.export.onnx_files import (
     INT8_FILE,
     LEAST_EQUAL,
     Agreement,
-    Int8,
     check_front,
     onnx_usage,
     with_preprocessing,
+    write_int8,
 )
 from sslpipe.export.verify import TOLERANCE, outputs, read_outputs, relative_difference
 from sslpipe.portable import disk_error, one_at_a_time
@@ -161,8 +161,9 @@ def export_model(
         if INT8 in formats and images is not None:
             split, data = images
             say(f"write {INT8}, and search with it")
-            int8 = Int8(model, split=split, data=data, least=least_equal, scratch=scratch)
-            written[INT8], agreement = int8.write(folder)
+            written[INT8], agreement = write_int8(
+                model, split, data, least=least_equal, scratch=scratch, folder=folder
+            )
             usages[INT8] = onnx_usage(INT8_FILE, agreement)
             found(INT8, agreement)
         formats = [name for name in formats if name != INT8]

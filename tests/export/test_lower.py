@@ -164,16 +164,17 @@ def test_the_same_model_and_images_give_the_same_bytes(tmp_path, lowered, data):
 
 
 def test_a_format_that_finds_others_is_refused_and_leaves_no_file(tmp_path, images, monkeypatch):
-    class Coarse(onnx_files.Int8):
-        def _quantised(self):
-            graph = super()._quantised()
-            for each in graph.graph.initializer:
-                if each.data_type == onnx.TensorProto.INT8 and len(each.dims) == 4:
-                    signs = np.sign(onnx.numpy_helper.to_array(each))
-                    each.CopyFrom(onnx.numpy_helper.from_array(signs, each.name))
-            return graph
+    quantise = onnx_files._quantised
 
-    monkeypatch.setattr("sslpipe.export.write.Int8", Coarse)
+    def coarse(*arguments):
+        graph = quantise(*arguments)
+        for each in graph.graph.initializer:
+            if each.data_type == onnx.TensorProto.INT8 and len(each.dims) == 4:
+                signs = np.sign(onnx.numpy_helper.to_array(each))
+                each.CopyFrom(onnx.numpy_helper.from_array(signs, each.name))
+        return graph
+
+    monkeypatch.setattr(onnx_files, "_quantised", coarse)
     with pytest.raises(ExportError, match=r"onnx-int8: nearest .*95.0% are wanted.*least_equal=0"):
         export_model(trained(widths=[8, 16]), tmp_path / "out", ["onnx-int8"], images=images)
     assert tree(tmp_path) == []
