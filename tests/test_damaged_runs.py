@@ -10,6 +10,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from sslpipe.errors import UserError
+from sslpipe.evaluation.suite_file import content_sha256
 from sslpipe.export.load import load_backbone
 from sslpipe.files import append_lines
 from sslpipe.report.run_files import read_run
@@ -33,6 +34,7 @@ SUITE = {
     "against": [compared(against="b")],
     "not_compared": ["Not compared with c: it is gone."],
 }
+SUITE["sha256"] = content_sha256(SUITE)
 BEAT = {"rank": 0, "host": "h", "pid": 3, "step": 5, "phase": "training", "since_s": 1.0,
         "wall": 9.0}  # fmt: skip
 ALARM = {"step": 3, "kind": "alarm", "raised": ["a"], "over": [], "value": {"a": 1}}

@@ -483,6 +483,5 @@ def test_the_report_is_plain_json_shown_and_otherwise_the_same(reports):
     assert pixels.endswith("; `sslpipe curate duplicates DATA --out DIR` lists the pairs.")
     tree["leakage"]["rows"][0] |= {"features": "mine", "clean_value": 1.5}
     assert ": mine, kNN is" in leakage_sentence(tree["leakage"])
-    del tree["sha256"]
-    with pytest.raises(ValueError, match=r"leakage.rows.0.clean_value"):
+    with pytest.raises(ValueError, match="its sha256 is another one"):
         check_report(tree)
