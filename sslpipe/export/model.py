@@ -171,14 +171,9 @@ class FrozenBackbone(SavedBackbone):
             **({} if background is None else {"background": list(background)}),
         }
 
-    @property
-    def checkpoint_metadata(self) -> dict[str, str]:
-        """What results say of a checkpoint that is not the usual one."""
-        facts = self.config.facts
-        return {key: facts[key] for key in ("checkpoint",) if key in facts}
-
     def features_metadata(self, view: EvalView, split: Split) -> dict[str, Any]:
         """Return all that decides the features of a split, for their file to carry."""
+        facts = self.config.facts
         sha256 = self.config.whitening_sha256
         image = self.config.image
         return {
@@ -188,7 +183,7 @@ class FrozenBackbone(SavedBackbone):
             **({} if image is None else {"image": image.model_dump()}),
             **data_metadata(split),
             **({} if sha256 is None else {"whitening_sha256": sha256}),
-            **self.checkpoint_metadata,
+            **({"checkpoint": facts["checkpoint"]} if "checkpoint" in facts else {}),
         }
 
     @torch.no_grad()

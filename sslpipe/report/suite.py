@@ -46,6 +46,7 @@ from sslpipe.satellites import offered
 SEED = 0  # of the labels that are drawn, the hold-out and the random weights
 MOST_KEPT_BYTES = 2**30  # of a split's features that are left in the run
 MOST_KEPT_PIXELS = 2**28  # bytes
+OF_A_CHECKPOINT = ("checkpoint", "step", "checkpoint_reason")  # facts of a backbone
 
 Sets = dict[str, Pair | Callable[[], Pair]]  # name -> train and test, or what embeds them
 
@@ -368,8 +369,7 @@ def model_metadata(
         "view": backbone.view.config(),
         "canvas_px": backbone.view.canvas_px,
         **data_metadata(splits[1]),
-        **backbone.checkpoint_metadata,
-        **{key: config.facts[key] for key in ("step", "checkpoint_reason") if key in config.facts},
+        **{key: config.facts[key] for key in OF_A_CHECKPOINT if key in config.facts},
         **({"steps": recipe["steps"]} if "steps" in recipe else {}),
         "train_split": splits[0].name,
         "classes": list(splits[0].index.manifest.classes),
