@@ -150,11 +150,7 @@ def _is_of_library(file: Path) -> bool:
     config = file.parent / "config.json"
     if file.name not in PREFERRED or not config.is_file() or weights_file(file.parent) != file:
         return False
-    check_file(config, MOST_JSON_BYTES)
-    try:
-        return bool(parse_object(config.read_bytes()).keys() & _OF_OTHERS)
-    except (OSError, ValueError):  # a file of another program
-        return False
+    return bool(_keys_of(config) & _OF_OTHERS)
 
 
 def _check_whole(path: Path) -> None:
@@ -229,12 +225,17 @@ def _of_images(path: Path, what: str) -> str:
 
 def is_export(config: Path) -> bool:
     """Return whether a config.json is of an export of sslpipe; a damaged one may be, too."""
+    keys = _keys_of(config)
+    return "sslpipe" in keys or not keys & _OF_OTHERS
+
+
+def _keys_of(config: Path) -> set[str]:
+    """Return the keys of a config.json; none of a damaged one."""
     check_file(config, MOST_JSON_BYTES)
     try:
-        tree = parse_object(config.read_bytes())
+        return {*parse_object(config.read_bytes())}
     except (OSError, ValueError):
-        return True
-    return "sslpipe" in tree or not tree.keys() & _OF_OTHERS
+        return set()
 
 
 def weights_file(folder: Path) -> Path:
