@@ -191,31 +191,27 @@ def open_regular(
         return os.fdopen(os.open(path, os.O_RDONLY), "rb")  # its writer is there, or has ended
     # a FIFO or a device would hang for ever
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    size = _only_regular(descriptor, path)
-    if most_bytes is not None and size > most_bytes:
-        os.close(descriptor)
-        text = f"it has {size:,} bytes, and at most {most_bytes:,} are read"
-        raise OSError(errno.EINVAL, text, str(path))
-    return os.fdopen(descriptor, "rb")
+    status = os.fstat(descriptor)
+    number = errno.EINVAL
+    if stat.S_ISREG(status.st_mode):
+        if most_bytes is None or status.st_size <= most_bytes:
+            return os.fdopen(descriptor, "rb")
+        text = f"it has {status.st_size:,} bytes, and at most {most_bytes:,} are read"
+    elif stat.S_ISDIR(status.st_mode):
+        number = errno.EISDIR  # which makes it an IsADirectoryError
+        text = os.strerror(errno.EISDIR)
+    else:
+        kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+        what = kinds.get(stat.S_IFMT(status.st_mode), "no regular file")
+        text = f"it is {what}, not a regular file"
+    os.close(descriptor)
+    raise OSError(number, text, str(path))
 
 
 def read_regular(path: str | Path, most_bytes: int | None = None) -> bytes:
     """Read all of a file that somebody else made; see `open_regular`."""
     with open_regular(path, most_bytes) as file:
         return file.read()
-
-
-def _only_regular(descriptor: int, path: str | Path) -> int:
-    """Return an open file's bytes; where it is no regular file, close it and raise OSError."""
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode):
-        return status.st_size
-    os.close(descriptor)
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-    what = kinds.get(stat.S_IFMT(status.st_mode), "no regular file")
-    raise OSError(errno.EINVAL, f"it is {what}, not a regular file", str(path))
 
 
 @contextmanager
