@@ -20,7 +20,7 @@ from sslpipe.arguments import Progress, Say, checked, silent
 from sslpipe.cli.inputs import check_folder, check_model, find_images
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex, Split, load_index
-from sslpipe.data.reader import OnBad, Quarantined
+from sslpipe.data.reader import OnBad
 from sslpipe.data.storage import is_remote
 from sslpipe.distributed import pick_device
 from sslpipe.errors import (
@@ -291,10 +291,6 @@ class _Networks:
     keys: list[str] = field(default_factory=list)
 
 
-def _said_before(bad: Quarantined) -> None:
-    """Leave out a sample that the first candidate has named."""
-
-
 def _readable(sources: Sequence[str | Path], skip: Skip) -> list[str]:
     """Return the sources that name something, each once."""
     readable = []
@@ -358,13 +354,12 @@ def _embed_all(
             one = candidates.load_candidate(source, done.candidates.values(), device)
             model, (rows,) = one.model.matched(images.rows)
             one = one._replace(model=model)
-            made, key = embed(
-                one, model.view, rows, on_bad=_said_before if done.features else on_bad
-            )
+            once = (lambda bad: None) if done.features else on_bad
+            made, key = embed(one, model.view, rows, on_bad=once)
             ranking.check_features(one.name, made, next(iter(done.features.values()), made))
             if images.lacking is not None:
                 corners = ranking.CornerViews(model.view)
-                done.corners[one.name], _ = embed(one, corners, rows, on_bad=_said_before)
+                done.corners[one.name], _ = embed(one, corners, rows, on_bad=lambda bad: None)
             model.backbone.to("meta")  # its weights are not needed again
             labels = torch.from_numpy(images.labels[made.ids.numpy()])
             done.features[one.name] = made._replace(labels=labels)
