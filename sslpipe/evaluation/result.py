@@ -90,12 +90,14 @@ def check_known(name: str, value: str, known: Iterable[str]) -> None:
 
 def caveats(details: Mapping[str, Any]) -> list[str]:
     """List what a reader should know of how a number was fitted; mostly nothing."""
-    sentences = [
-        f"{name} = {details[name]:g} is at the edge of its grid, which may be too narrow"
-        for name in ("C", "penalty")
-        if details.get(f"{name}_at_edge")
-    ]
-    return sentences if details.get("converged", True) else [*sentences, "the fit did not converge"]
+    sentences = []
+    if details.get("C_at_edge"):
+        sentences.append(
+            f"C = {details['C']:g} is at the edge of its grid, which may be too narrow"
+        )
+    if not details.get("converged", True):
+        sentences.append("the fit did not converge")
+    return sentences
 
 
 def measured_columns(evaluation: Mapping[str, Any]) -> list[str]:
