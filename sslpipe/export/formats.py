@@ -157,10 +157,6 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
     }
 
 
-def _write_timm(model: FrozenBackbone, folder: Path) -> Path:
-    return _write_timm_folder(model, folder / "timm")
-
-
 def _write_timm_folder(model: FrozenBackbone, folder: Path) -> Path:
     """Write weights with timm's keys, and a config.json that timm and `load_backbone` read."""
     folder.mkdir()
@@ -273,7 +269,7 @@ def _write_pt2(model: FrozenBackbone, folder: Path) -> Path:
 FORMATS: dict[str, Format] = {
     "safetensors": Format(_write_safetensors),
     "torchvision": Format(_write_torchvision, _refuses_torchvision),
-    "timm": Format(_write_timm, _refuses_timm),
+    "timm": Format(lambda model, folder: _write_timm_folder(model, folder / "timm"), _refuses_timm),
     "onnx": Format(
         lambda model, folder: save_onnx(onnx_graph(model), folder / "model.onnx"),
         refuses_onnx,

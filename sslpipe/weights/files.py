@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +93,8 @@ def read_tree(path: Path) -> tuple[Tree, str]:
         if Path(name).name != name or not part.is_file():
             raise WeightsError(f"{file} names {name!r}, which is not beside it; copy the folder")
         tree |= _read_file(part)
-    return tree, sha256_of_lines(file.parent, [file.parent / name for name in names])
-
-
-def sha256_of_lines(folder: Path, files: Iterable[Path]) -> str:
-    """Hash several files: the lines "sha256  name" of all."""
-    return hashlib.sha256(sha256_lines(folder, files).encode()).hexdigest()
+    lines = sha256_lines(file.parent, [file.parent / name for name in names])
+    return tree, hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _read_file(path: Path) -> Tree:
