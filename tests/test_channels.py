@@ -18,7 +18,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed
 from sslpipe.export.start import fit_channels
-from sslpipe.export.write import export_model
+from sslpipe.export.write import export_backbone
 from sslpipe.recipe.reading import parse_recipe
 from sslpipe.sharding.show import CELL_PX, MARGIN_PX
 from tests.helpers.channels import RECIPE, accuracy, recipe, run_on_five, sslpipe_run
@@ -46,7 +46,7 @@ def test_a_run_knows_its_channels_from_the_data_to_the_export(five, tmp_path):
     assert model.backbone.channels == 5
     assert model.image_type == load_index(five / "data").image_type
     assert accuracy(model, five / "data") > 0.8
-    export_model(model, tmp_path / "out", ("safetensors", "onnx"))
+    export_backbone(model, tmp_path / "out", ("safetensors", "onnx"))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["image"]["channels"] == ["a", "b", "c", "d", "e"]
     assert "uint16" in (tmp_path / "out" / "README.md").read_text()
@@ -91,7 +91,7 @@ def test_another_range_of_the_data_changes_no_feature(five):
 def test_an_export_whitened_on_data_of_another_range_encodes_as_before(five, tmp_path):
     """Whitening to all axes with power 0 only turns and centres: distances stay."""
     model, out, rows = sslpipe.load_backbone(five / "run"), tmp_path / "out", tmp_path / "rows"
-    export_model(model, out, ("safetensors",))
+    export_backbone(model, out, ("safetensors",))
     sslpipe_run("embed", out, "--data", five / "wide", "--split", "train", "--out", rows)
     sslpipe_run("whiten", out, rows, "--power", "0")
     images = [np.load(path) for path in sorted((five / "img").rglob("*.npy"))[:6]]

@@ -69,25 +69,23 @@ def export(
     check_model(model)
     check_folder(out)
     formats = tuple(name.strip() for text in format for name in text.split(","))
-    images = None
-    if data is not None:
-        index = open_data(data, [split])
-        images = index.split(split), index.manifest.name
+    index = None if data is None else open_data(data, [split])
 
-    from sslpipe.export.write import export_model, refusals
+    from sslpipe.export.write import export_backbone, refusals
 
     loaded = load_model(model, checkpoint)
     proofs: dict[str, Agreement] = {}
     with working("export") as stage:
-        written = export_model(
+        written = export_backbone(
             loaded,
             out,
             formats,
+            with_preprocessing=preprocessing,
+            data=index,
+            split=split,
+            least_equal=least_equal,
             overwrite=overwrite,
             say=stage,
-            preprocessing=preprocessing,
-            images=images,
-            least_equal=least_equal,
             found=proofs.__setitem__,
         )
     for name, path in written.items():

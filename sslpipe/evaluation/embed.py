@@ -38,8 +38,8 @@ class Embeddings(NamedTuple):
             f"{len(labelled)} in {len(torch.unique(labelled))} classes)"
         )
 
-    def rows(self, index: Tensor) -> "Embeddings":
-        """Select some rows, by numbers or by a mask, in the order of `index`."""
+    def rows(self, index: Tensor | slice) -> "Embeddings":
+        """Select some rows, by numbers, a mask or a slice, in the order of `index`."""
         return Embeddings(self.features[index], self.labels[index], self.ids[index])
 
     def to(self, device: torch.device | str) -> "Embeddings":

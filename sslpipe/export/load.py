@@ -178,7 +178,7 @@ def _load_module(
 
 
 def _load_export(path: Path) -> FrozenBackbone:
-    """Load what `write.export_model` wrote. Raises: ExportError."""
+    """Load what `write.export_backbone` wrote. Raises: ExportError."""
     saved = read_folder(path)
     config = saved.config
     whitening = None

@@ -177,7 +177,7 @@ def agreement(expected: Tensor, actual: Tensor, data: str = "", split: str = "")
 
 
 def write_int8(
-    model: FrozenBackbone, split: Split, data: str, *, least: float, scratch: Path, folder: Path
+    model: FrozenBackbone, split: Split, *, least: float, scratch: Path, folder: Path
 ) -> tuple[Path, Agreement]:
     """Write the int8 file of a backbone in float32 on the CPU; files in between go to `scratch`.
 
@@ -185,6 +185,7 @@ def write_int8(
     that a share `least` of first neighbours is the same. Raises: ExportError where they are others,
     or images are too few.
     """
+    data = split.index.manifest.name
     if len(split) < LEAST_IMAGES:
         raise ExportError(
             f"split {split.name!r} of {data} has {len(split)} images, and {INT8} is "
@@ -259,7 +260,7 @@ def check_front(files: Iterable[str], view: EvalView, image_type: ImageType) -> 
     raise ExportError(f"{why} leave --with-preprocessing out")
 
 
-def with_preprocessing(file: Path, view: EvalView) -> Path:
+def add_preprocessing(file: Path, view: EvalView) -> Path:
     """Put the view before the network of an ONNX file; writes NAME.pixels.onnx beside it.
 
     The new file takes `pixels`, (batch, height, width, 3) uint8 RGB, and has the same features.

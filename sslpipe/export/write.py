@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.arguments import checked
-from sslpipe.data.index import DatasetIndex, Split, load_index
+from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import ExportError, as_path, did_you_mean
 from sslpipe.export.folder import sha256_sums
 from sslpipe.export.formats import FORMATS, usage_lines
@@ -39,9 +39,9 @@ from sslpipe.export.onnx_files import (
     INT8_FILE,
     LEAST_EQUAL,
     Agreement,
+    add_preprocessing,
     check_front,
     onnx_usage,
-    with_preprocessing,
     write_int8,
 )
 from sslpipe.export.verify import TOLERANCE, outputs, read_outputs, relative_difference
@@ -64,14 +64,18 @@ def export_backbone(
     least_equal: float = LEAST_EQUAL,
     checkpoint: str | None = None,
     overwrite: bool = False,
+    say: Callable[[str], None] | None = None,
+    found: Callable[[str, Agreement], None] | None = None,
 ) -> dict[str, Path]:
     """Write a backbone into a folder, each format proved equal, as `sslpipe export` does.
 
     >>> sslpipe.export_backbone("runs/photos", "out/backbone", ["safetensors", "onnx"])
 
+    Each is proved in a clean process, and only then the folder is put in its place.
+
     Args:
         source: What `load_backbone` returns, or takes; of a run its newest checkpoint, or a named
-            one.
+            one. A backbone stays as it is.
         out: The folder to write.
         formats: "safetensors", "torchvision", "timm", "onnx", "pt2", "hf", "onnx-int8"; or "all":
             each that can hold this backbone, but onnx-int8.
@@ -81,6 +85,8 @@ def export_backbone(
         least_equal: Share of these images whose nearest image must be the same as in float32.
         checkpoint: Of a run: "best" or "step-00000012"; None: see `load_backbone`.
         overwrite: Replace an export that is there.
+        say: Called with what comes next; None: nobody is.
+        found: Called with the name and the `Agreement` of onnx-int8; None: nobody is.
 
     Returns:
         Each format, and where it lies.
@@ -90,63 +96,17 @@ def export_backbone(
             nothing is left behind then.
         UserError: The weights or the data set cannot be had.
     """
+    say = say or (lambda text: None)
     out = as_path(out, "out")
-    images = None
-    if data is not None:
-        index = load_index(data)
-        images = (index.split(split), index.manifest.name)
+    images = None if data is None else load_index(data).split(split)
     model = load_backbone(source, checkpoint=checkpoint)
-    return export_model(
-        model,
-        out,
-        formats,
-        overwrite=overwrite,
-        preprocessing=with_preprocessing,
-        images=images,
-        least_equal=least_equal,
-    )
-
-
-def export_model(
-    model: FrozenBackbone,
-    out: str | Path,
-    formats: Sequence[str],
-    *,
-    overwrite: bool = False,
-    say: Callable[[str], None] = lambda text: None,
-    preprocessing: bool = False,
-    images: tuple[Split, str] | None = None,
-    least_equal: float = LEAST_EQUAL,
-    found: Callable[[str, Agreement], None] = lambda name, agreement: None,
-) -> dict[str, Path]:
-    """Write the formats, prove each in a clean process, and only then put the folder in its place.
-
-    Args:
-        model: The backbone; it stays as it is.
-        out: The folder to write.
-        formats: Names of FORMATS, or INT8; "all": those of FORMATS that can hold this backbone.
-        overwrite: Replace an export that is there.
-        say: Called with what comes next.
-        preprocessing: Beside each ONNX file, write one that takes pixels of any size.
-        images: Split, and the name of its data set, that INT8 is proved with.
-        least_equal: Share of these whose nearest image must be the same as in float32.
-        found: Called with the name and the agreement of INT8.
-
-    Returns:
-        Format -> where it lies.
-
-    Raises:
-        ExportError: A format is unknown or not possible, the folder exists, or features differ;
-            nothing is left behind then.
-    """
-    out = Path(out)
     formats = _possible_formats(model, formats)
     if INT8 in formats and images is None:
         raise ExportError(
             f"format {INT8} is proved with images: name a data set and a split that training "
             "has not seen (--data, --split)"
         )
-    if preprocessing:
+    if with_preprocessing:
         check_front(formats, model.view, model.image_type)
     _check_free(out, overwrite=overwrite)
     model = copy.deepcopy(model).cpu().float().eval()
@@ -159,13 +119,13 @@ def export_model(
         written = {}
         usages = {}
         if INT8 in formats and images is not None:
-            split, data = images
             say(f"write {INT8}, and search with it")
             written[INT8], agreement = write_int8(
-                model, split, data, least=least_equal, scratch=scratch, folder=folder
+                model, images, least=least_equal, scratch=scratch, folder=folder
             )
             usages[INT8] = onnx_usage(INT8_FILE, agreement)
-            found(INT8, agreement)
+            if found is not None:
+                found(INT8, agreement)
         formats = [name for name in formats if name != INT8]
         for number, name in enumerate(formats, 1):
             say(f"write {name}, {number} of {len(formats)}")
@@ -173,9 +133,9 @@ def export_model(
         if formats:
             say("prove them in a clean process")
             _prove(model, folder, formats, noise=noise, expected=expected)
-        for name in [name for name in written if preprocessing and name.startswith("onnx")]:
+        for name in [name for name in written if with_preprocessing and name.startswith("onnx")]:
             say(f"put preprocessing into {name}")
-            path = with_preprocessing(written[name], model.view)
+            path = add_preprocessing(written[name], model.view)
             written[f"{name}-pixels"] = path
             usages[f"{name}-pixels"] = onnx_usage(path.name)
         usages |= {name: usage_lines(name, model) for name in formats}

@@ -38,7 +38,7 @@ from sslpipe.evaluation.flatten import why_unlabelled
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
 from sslpipe.export.whitening import flatten_backbone
-from sslpipe.export.write import export_backbone, export_model
+from sslpipe.export.write import export_backbone
 from sslpipe.files import Stored, json_text, read_json, write_json
 from sslpipe.portable import return_freed_memory, write_atomically
 from sslpipe.report.suite import warn_bad
@@ -206,7 +206,7 @@ def choose(
     if best.power is not None:
         features = ranking.side_by_side(networks.features, together)
         flatten_backbone(model, fit_whitening(features, power=best.power))
-    export_model(model, out / INSIDE, ["safetensors"], overwrite=True)
+    export_backbone(model, out / INSIDE, overwrite=True)
     return Choice(
         answer=sentences,
         heads=heads,

@@ -16,7 +16,7 @@ import sslpipe.cli.embed
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.decode import decode
 from sslpipe.errors import UserError
-from sslpipe.export.write import FORMATS, export_model
+from sslpipe.export.write import FORMATS, export_backbone
 from sslpipe.models.state import module_sha256
 from tests.helpers.exports import trained
 from tests.helpers.processes import run_processes
@@ -141,7 +141,7 @@ def test_features_that_are_not_finite_are_refused_before_they_are_written(
     with pytest.raises(UserError, match=rf"image 0 .*not finite.*{model.name}"):
         model.encode(X + 100)
     with pytest.raises(UserError, match="not finite"):
-        export_model(model, tmp_path / "out", ["safetensors"])
+        export_backbone(model, tmp_path / "out", ["safetensors"])
     assert not any(tmp_path.iterdir())
     # nor by the command, of weights that nobody has proved
     model.update_config(weights_sha256=module_sha256(model.backbone))

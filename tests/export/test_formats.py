@@ -26,7 +26,7 @@ from sslpipe.errors import ExportError
 from sslpipe.export import formats, onnx_files
 from sslpipe.export.load import load_run
 from sslpipe.export.verify import READERS, read
-from sslpipe.export.write import FORMATS, TOLERANCE, export_model, refusals, usage_lines
+from sslpipe.export.write import FORMATS, TOLERANCE, export_backbone, refusals, usage_lines
 from sslpipe.portable import sha256_of
 from sslpipe.recipe.reading import load_recipe
 from tests.evaluation.test_verdict import compared
@@ -46,7 +46,7 @@ def resnet(tmp_path_factory):
     """A ResNet-18 with the ImageNet stem, which every format can hold."""
     model = trained("torchvision/resnet18", stem="imagenet")
     out = tmp_path_factory.mktemp("resnet") / "export"
-    assert list(export_model(model, out, ["all"])) == list(FORMATS)
+    assert list(export_backbone(model, out, ["all"])) == list(FORMATS)
     return model, out
 
 
@@ -102,7 +102,7 @@ def test_all_is_every_format_that_can_hold_the_backbone_and_each_gives_its_featu
             monkeypatch.delitem(FORMATS, name)
     model = trained(kind, **arguments)
     assert list(refusals(model)) == refused
-    written = export_model(model, tmp_path / "out", ["all"])
+    written = export_backbone(model, tmp_path / "out", ["all"])
     assert list(written) == [name for name in FORMATS if name not in refused]
     torch.manual_seed(2)
     images = torch.randn(5, 3, 32, 32)  # a batch size that neither tracing nor the proof has seen
@@ -157,7 +157,7 @@ def test_two_exports_are_the_same_bytes_and_tell_no_folder_of_this_machine(tmp_p
     found = []
     for name in ("one", "two"):
         model = trained(widths=[8], pool="gem", embedding_dim=6, normalize=True)
-        export_model(model, tmp_path / name, ["all"])
+        export_backbone(model, tmp_path / name, ["all"])
         files = (path for path in (tmp_path / name).rglob("*.*"))
         found.append({str(p.relative_to(tmp_path / name)): p.read_bytes() for p in files})
     model, config = "model.safetensors", "config.json"
@@ -166,7 +166,7 @@ def test_two_exports_are_the_same_bytes_and_tell_no_folder_of_this_machine(tmp_p
     }
     hub = []
     for name in ("three", "four"):
-        export_model(trained("timm/resnet10t", embedding_dim=6), tmp_path / name, ["hf"])
+        export_backbone(trained("timm/resnet10t", embedding_dim=6), tmp_path / name, ["hf"])
         files = (path for path in (tmp_path / name).rglob("*.*"))
         hub.append({str(p.relative_to(tmp_path / name)): p.read_bytes() for p in files})
     assert set(hub[0]) == {"README.md", "hf/README.md", f"hf/{config}", f"hf/{model}"}
@@ -278,7 +278,7 @@ def test_a_damaged_format_is_an_error_and_leaves_no_file(
     small = name == "onnx"  # whose tracing takes seconds
     model = trained(widths=[8]) if small else trained("torchvision/resnet18", stem="imagenet")
     with pytest.raises(ExportError, match=message):
-        export_model(model, tmp_path / "out", [name])
+        export_backbone(model, tmp_path / "out", [name])
     assert tree(tmp_path) == []
 
 
@@ -289,7 +289,7 @@ def test_a_program_with_a_fixed_batch_size_is_an_error_and_leaves_no_file(
     monkeypatch.setattr(formats, "free_batch", lambda: None)
     monkeypatch.setattr(onnx_files, "free_batch", lambda: None)
     with pytest.raises(Exception, match=r"Expected: 2|shape\[0\] to be equal to 2|equal 2|== 2"):
-        export_model(trained(widths=[8]), tmp_path / "out", [name])
+        export_backbone(trained(widths=[8]), tmp_path / "out", [name])
     assert tree(tmp_path) == []
 
 
@@ -301,9 +301,9 @@ def test_without_its_packages_onnx_is_one_clear_error_and_all_leaves_it_out(tmp_
     monkeypatch.delitem(FORMATS, "pt2")  # to trace takes seconds
     model = trained()
     with pytest.raises(ExportError, match=r"it needs onnxscript: pip install .*\[onnx\]'"):
-        export_model(model, tmp_path / "out", ["onnx"])
+        export_backbone(model, tmp_path / "out", ["onnx"])
     assert "onnx" in refusals(model)
-    assert "onnx" not in export_model(model, tmp_path / "out", ["all"])
+    assert "onnx" not in export_backbone(model, tmp_path / "out", ["all"])
 
 
 ATTACK = "a | <b>b</b>\n# c"
@@ -343,7 +343,7 @@ def evaluated(tmp_path_factory):
 def test_the_card_holds_the_measured_numbers_and_their_protocols(evaluated, tmp_path):
     model = load_run(evaluated)
     out = tmp_path / "out"
-    export_model(model, out, ["hf"])
+    export_backbone(model, out, ["hf"])
     card = ModelCard.load(out / "hf" / "README.md")  # the Hub's own parser
     assert card.data.library_name == "timm"
     assert card.data.pipeline_tag == "image-feature-extraction"
@@ -371,7 +371,7 @@ def test_numbers_of_other_weights_are_omitted_and_the_card_says_so(evaluated, tm
     suite = json.loads((run_dir / "eval.json").read_text())
     suite["facts"]["backbone_sha256"] = "0" * 64
     (run_dir / "eval.json").write_text(json.dumps(suite))
-    export_model(load_run(run_dir), tmp_path / "out", ["hf"])
+    export_backbone(load_run(run_dir), tmp_path / "out", ["hf"])
     for card in ("README.md", "hf/README.md"):
         text = (tmp_path / "out" / card).read_text()
         assert "eval.json is not of these weights" in text
@@ -419,10 +419,10 @@ def test_the_hubs_folder_loads_by_transformers_with_the_embedding_as_its_logits(
     transformers = pytest.importorskip("transformers")
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     plain = trained("timm/resnet10t")
-    export_model(plain, tmp_path / "plain", ["hf"])
+    export_backbone(plain, tmp_path / "plain", ["hf"])
     network = transformers.AutoModel.from_pretrained(tmp_path / "plain" / "hf").eval()
     tuned = trained("timm/resnet10t", embedding_dim=6, normalize=True)
-    export_model(tuned, tmp_path / "tuned", ["hf"])
+    export_backbone(tuned, tmp_path / "tuned", ["hf"])
     by_classes = transformers.AutoModelForImageClassification
     head = by_classes.from_pretrained(tmp_path / "tuned" / "hf").eval()
     with torch.no_grad():
@@ -432,7 +432,7 @@ def test_the_hubs_folder_loads_by_transformers_with_the_embedding_as_its_logits(
 
 def test_what_transformers_trained_further_names_the_key_without_which_it_is_read(tmp_path):
     transformers = pytest.importorskip("transformers")
-    export_model(trained("timm/resnet10t"), tmp_path / "plain", ["hf"])
+    export_backbone(trained("timm/resnet10t"), tmp_path / "plain", ["hf"])
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     cases = {"AutoModel": {}, "AutoModelForImageClassification": {"num_labels": 5}}
     for name, arguments in cases.items():

@@ -8,7 +8,7 @@ import pytest
 
 from sslpipe.errors import ExportError, WeightsError
 from sslpipe.export.load import load_backbone
-from sslpipe.export.write import export_model
+from sslpipe.export.write import export_backbone
 from sslpipe.models import limits
 from tests.helpers.exports import trained
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("proved_here")
 def exported(tmp_path_factory):
     """The files of a good export by name."""
     out = tmp_path_factory.mktemp("export") / "out"
-    export_model(trained(), out, ["safetensors"])
+    export_backbone(trained(), out, ["safetensors"])
     names = [path for path in out.iterdir() if path.is_file() and path.name != "SHA256SUMS"]
     return {path.name: path.read_bytes() for path in names}  # a stranger's sums would agree
 

@@ -96,7 +96,7 @@ def test_an_export_of_a_join_is_the_join_also_by_onnxruntime_alone(files, pictur
 def test_a_join_is_embedded_and_its_export_whitened(files, tmp_path):
     data = write_dataset(tmp_path / "data", (12,))
     source, out = "+".join(f"{file}@64" for file in files[:2]), tmp_path / "out"
-    write.export_model(load_backbone(source), out, ["safetensors"])
+    write.export_backbone(load_backbone(source), out, ["safetensors"])
 
     def run(app, *words) -> None:
         result = CliRunner().invoke(app, [str(word) for word in words])
@@ -117,7 +117,7 @@ def test_a_join_is_embedded_and_its_export_whitened(files, tmp_path):
 
 
 def test_a_size_of_an_export_is_that_of_the_weights(files, pictures, tmp_path):
-    write.export_model(load_backbone(f"{files[0]}@64"), tmp_path / "out", ["safetensors"])
+    write.export_backbone(load_backbone(f"{files[0]}@64"), tmp_path / "out", ["safetensors"])
     ours, theirs = load_backbone(f"{tmp_path / 'out'}@96"), load_backbone(f"{files[0]}@96")
     assert ours.view.config()["crop_px"] == 96
     assert torch.equal(ours.encode(pictures), theirs.encode(pictures))
@@ -194,7 +194,7 @@ def test_what_cannot_be_joined_or_trained_is_refused(files, index, tmp_path):
 @pytest.fixture(scope="module")
 def exported(files, tmp_path_factory):
     out = tmp_path_factory.mktemp("joined") / "out"
-    write.export_model(load_backbone(f"{files[0]}@64+{files[0]}@96"), out, ["safetensors"])
+    write.export_backbone(load_backbone(f"{files[0]}@64+{files[0]}@96"), out, ["safetensors"])
     return out
 
 
@@ -225,7 +225,7 @@ def test_a_config_of_a_stranger_is_refused_in_one_line(exported, tmp_path, chang
 
 
 def test_training_from_an_export_of_a_join_takes_its_first_part(files, index, tmp_path):
-    write.export_model(
+    write.export_backbone(
         load_backbone(f"{files[0]}@96+{files[2]}@64"), tmp_path / "backbone", ["safetensors"]
     )
     recipe = load_recipe(

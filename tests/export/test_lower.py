@@ -22,10 +22,10 @@ from sslpipe.errors import ExportError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export import onnx_files
-from sslpipe.export.onnx_files import Agreement, agreement, with_preprocessing
+from sslpipe.export.onnx_files import Agreement, add_preprocessing, agreement
 from sslpipe.export.verify import OnnxSession
 from sslpipe.export.whitening import flatten_backbone
-from sslpipe.export.write import export_model
+from sslpipe.export.write import export_backbone
 from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import trained, tree
 
@@ -41,19 +41,20 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def images(data):
-    return load_index(data).split("train"), "tiny"
+    return load_index(data).split("train")
 
 
 @pytest.fixture(scope="module")
 def lowered(tmp_path_factory, images):
     """A network in float32 and int8, each with and without preprocessing."""
     model, out, found = trained(widths=[8, 16]), tmp_path_factory.mktemp("lower") / "out", {}
-    written = export_model(
+    written = export_backbone(
         model,
         out,
         ["onnx", INT8],
-        preprocessing=True,
-        images=images,
+        with_preprocessing=True,
+        data=images.index,
+        split="train",
         least_equal=0,
         found=found.__setitem__,
     )
@@ -87,7 +88,7 @@ def test_the_agreement_is_that_of_loops():
 
 def test_int8_is_proved_by_neighbours_and_says_so(lowered, images):
     model, out, written, found = lowered
-    split, _ = images
+    split = images
     assert list(found) == [INT8]
     card = (out / "README.md").read_text()
     rng = np.random.default_rng(0).permutation(80)
@@ -108,7 +109,7 @@ def test_int8_is_proved_by_neighbours_and_says_so(lowered, images):
 
 def test_int8_of_a_flattened_backbone_is_proved_by_the_flattened_rows(tmp_path, images):
     model = trained(widths=[8])
-    split, _ = images
+    split = images
     (batch,) = one_pass(split, ids=np.arange(80), batch_size=80)
     views = model.view(batch.images, torch.full((80, 2), 32))
     with torch.no_grad():
@@ -116,9 +117,10 @@ def test_int8_of_a_flattened_backbone_is_proved_by_the_flattened_rows(tmp_path, 
     fitted = fit_whitening(rows, dims=5, power=0.5)
     flatten_backbone(model, fitted)
     found = {}
-    written = export_model(
+    written = export_backbone(
         *(model, tmp_path / "out", [INT8]),
-        images=images,
+        data=images.index,
+        split="train",
         least_equal=0,
         found=found.__setitem__,
     )
@@ -176,7 +178,13 @@ def test_a_format_that_finds_others_is_refused_and_leaves_no_file(tmp_path, imag
 
     monkeypatch.setattr(onnx_files, "_quantised", coarse)
     with pytest.raises(ExportError, match=r"onnx-int8: nearest .*95.0% are wanted.*least_equal=0"):
-        export_model(trained(widths=[8, 16]), tmp_path / "out", ["onnx-int8"], images=images)
+        export_backbone(
+            trained(widths=[8, 16]),
+            tmp_path / "out",
+            ["onnx-int8"],
+            data=images.index,
+            split="train",
+        )
     assert tree(tmp_path) == []
 
 
@@ -184,17 +192,17 @@ def test_mistakes_are_named(tmp_path, images, monkeypatch):
     model = trained(widths=[4])
     out = tmp_path / "out"
     with pytest.raises(ExportError, match=r"onnx-int8 is proved with images.*\(data, split\)"):
-        export_model(model, out, ["safetensors", "onnx-int8"])
-    few = load_index(str(write_dataset(tmp_path / "few", (3,)))).split("train")
-    with pytest.raises(ExportError, match=r"split 'train' of few has 3 images.* 50 or more"):
-        export_model(model, out, [INT8], images=(few, "few"))
+        export_backbone(model, out, ["safetensors", "onnx-int8"])
+    few = str(write_dataset(tmp_path / "few", (3,)))
+    with pytest.raises(ExportError, match=r"split 'train' of tiny has 3 images.* 50 or more"):
+        export_backbone(model, out, [INT8], data=few, split="train")
     with pytest.raises(ExportError, match="did you mean 'onnx-int8'"):
-        export_model(model, out, ["onnx-int"])
+        export_backbone(model, out, ["onnx-int"])
     with pytest.raises(ExportError, match="add a format"):
-        export_model(model, out, ["safetensors"], preprocessing=True)
+        export_backbone(model, out, ["safetensors"], with_preprocessing=True)
     model.view = EvalView(crop_px=32, resize_px=40, crops="five")
     with pytest.raises(ExportError, match="of five crops"):
-        export_model(model, out, ["onnx"], preprocessing=True)
+        export_backbone(model, out, ["onnx"], with_preprocessing=True)
     assert sorted(tree(tmp_path))[0].startswith("few")
     assert not out.exists()
 
@@ -296,4 +304,4 @@ def test_other_images_or_features_are_refused(tmp_path, monkeypatch, lowered):
     build = onnx_files._front
     monkeypatch.setattr(onnx_files, "_front", lambda view, *rest: build(other, *rest))
     with pytest.raises(ExportError, match="onnxruntime makes other images of"):
-        with_preprocessing(tmp_path / "model.onnx", model.view)
+        add_preprocessing(tmp_path / "model.onnx", model.view)

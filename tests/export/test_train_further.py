@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sslpipe
-from sslpipe.export.write import export_model
+from sslpipe.export.write import export_backbone
 from sslpipe.models.state import module_sha256
 from tests.helpers.exports import features, trained
 from tests.helpers.runs import ROOT
@@ -24,7 +24,7 @@ LOADING, LOOP, BY_LIBRARY = (
 @pytest.fixture
 def known(data, tmp_path):
     """What the lines of the page know after the plain loop."""
-    export_model(trained("timm/resnet10t"), tmp_path / "export", ["safetensors"])
+    export_backbone(trained("timm/resnet10t"), tmp_path / "export", ["safetensors"])
     images = torch.randint(0, 256, (2, 3, 40, 40), dtype=torch.uint8)
     names = {"sslpipe": sslpipe, "images": images, "sizes": torch.tensor([[40, 40]] * 2)}
     for code in (LOADING, LOOP):

@@ -17,7 +17,7 @@ from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export import verify
 from sslpipe.export.load import load_backbone
 from sslpipe.export.whitening import flatten_backbone, whiten
-from sslpipe.export.write import export_model
+from sslpipe.export.write import export_backbone
 from sslpipe.portable import sha256_of
 from tests.helpers.exports import trained, tree
 
@@ -32,7 +32,7 @@ class Killed(BaseException): ...
 def export(tmp_path_factory):
     """An export, and a features file of its own."""
     folder = tmp_path_factory.mktemp("whiten")
-    export_model(trained(), folder / "out", ["safetensors"])
+    export_backbone(trained(), folder / "out", ["safetensors"])
     config = load_backbone(folder / "out").config
     rows = torch.randn(50, config.num_features, generator=torch.Generator().manual_seed(0))
     facts = {"backbone_sha256": config.weights_sha256, "view": config.view}
@@ -144,7 +144,7 @@ def test_programs_hold_the_flattening_as_their_last_layer(tmp_path):
     rows = Embeddings(noise, torch.arange(60) % 2, torch.arange(60))
     fitted = fit_whitening(rows, dims=5, power=1)
     flatten_backbone(model, fitted)
-    written = export_model(model, tmp_path / "out", ["all"])
+    written = export_backbone(model, tmp_path / "out", ["all"])
     assert list(written) == ["safetensors", "onnx", "pt2"]
     expected = (network.double() - fitted.mean) @ fitted.projection  # (3, 5)
     for name in ("onnx", "pt2"):
@@ -167,7 +167,7 @@ def test_a_program_without_the_flattening_is_an_error_and_leaves_no_file(tmp_pat
     flatten_backbone(model, fit_whitening(Embeddings(rows, ids, ids), power=0.5))
     monkeypatch.setattr(type(model), "flattened", property(lambda self: self.backbone))
     with pytest.raises(ExportError, match=r"format pt2: features in a clean process differ"):
-        export_model(model, tmp_path / "out", ["pt2"])
+        export_backbone(model, tmp_path / "out", ["pt2"])
     assert not (tmp_path / "out").exists()
 
 

@@ -17,7 +17,7 @@ import sslpipe
 from sslpipe.errors import ExportError
 from sslpipe.export import verify, write
 from sslpipe.export.load import load_backbone
-from sslpipe.export.write import FORMATS, export_model
+from sslpipe.export.write import FORMATS, export_backbone
 from sslpipe.portable import sha256_of
 from tests.helpers.exports import features, trained, tree
 
@@ -31,7 +31,7 @@ def test_a_format_that_ends_the_clean_process_is_an_error_with_its_name(tmp_path
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(write, "read_outputs", verify.read_outputs)
     with pytest.raises(ExportError, match=r"format pt2: .* could not load it: it ended with -9"):
-        export_model(trained(), tmp_path / "out", ["safetensors", "pt2"])
+        export_backbone(trained(), tmp_path / "out", ["safetensors", "pt2"])
     assert not (tmp_path / "out").exists()
 
 
@@ -39,7 +39,7 @@ def test_a_format_that_ends_the_clean_process_is_an_error_with_its_name(tmp_path
 def test_an_export_in_both_formats_gives_the_features_of_the_model_in_memory(tmp_path):
     model = trained("torchvision/resnet18", stem="imagenet")
     out = tmp_path / "deep" / "export"
-    written = export_model(model, out, ["safetensors", "torchvision"])
+    written = export_backbone(model, out, ["safetensors", "torchvision"])
     of_torchvision = "torchvision/resnet18.safetensors"
     files = ["README.md", "SHA256SUMS", "config.json", "model.safetensors"]
     assert tree(out) == [*files, "torchvision", of_torchvision]
@@ -72,7 +72,7 @@ def test_an_export_in_both_formats_gives_the_features_of_the_model_in_memory(tmp
 
 def test_the_stem_that_auto_chose_is_written_so_that_another_rule_changes_nothing(tmp_path):
     model = trained("torchvision/resnet18")
-    export_model(model, tmp_path / "out", ["safetensors"])
+    export_backbone(model, tmp_path / "out", ["safetensors"])
     stored = json.loads((tmp_path / "out" / "config.json").read_text())
     assert stored["backbone"] == {"kind": "torchvision/resnet18", "stem": "small"}
     assert torch.equal(features(load_backbone(tmp_path / "out")), features(model))
@@ -109,23 +109,23 @@ def test_a_format_that_a_clean_process_cannot_load_is_an_error_and_leaves_no_fil
     break_format(monkeypatch, "safetensors", flip_a_convolution)
     message = "a clean process could not load it: .*not those that config.json names"
     with pytest.raises(ExportError, match=message):
-        export_model(trained(), tmp_path / "out", ["safetensors"])
+        export_backbone(trained(), tmp_path / "out", ["safetensors"])
     assert tree(tmp_path) == []
 
 
 def test_a_failed_export_leaves_the_one_before_it_as_it_was(tmp_path):
     out = tmp_path / "out"
-    export_model(trained(), out, ["safetensors"])
+    export_backbone(trained(), out, ["safetensors"])
     before = {name: (out / name).read_bytes() for name in tree(out)}
     with pytest.raises(ExportError, match="exists"):
-        export_model(trained(), out, ["safetensors"])
+        export_backbone(trained(), out, ["safetensors"])
     with pytest.MonkeyPatch.context() as patch:
         break_format(patch, "safetensors", flip_a_convolution)
         with pytest.raises(ExportError, match="safetensors"):
-            export_model(trained(), out, ["safetensors"], overwrite=True)
+            export_backbone(trained(), out, ["safetensors"], overwrite=True)
     assert {name: (out / name).read_bytes() for name in tree(out)} == before
     assert os.listdir(tmp_path) == ["out"]
-    export_model(trained(widths=[8, 16]), out, ["safetensors"], overwrite=True)
+    export_backbone(trained(widths=[8, 16]), out, ["safetensors"], overwrite=True)
     assert load_backbone(out).num_features == 16
     assert os.listdir(tmp_path) == ["out"]
 
@@ -134,7 +134,7 @@ def test_a_failed_export_leaves_the_one_before_it_as_it_was(tmp_path):
 def test_what_no_export_wrote_is_not_replaced_by_one(tmp_path, folder):
     out = tmp_path / "out"
     if folder == "an export with notes":
-        export_model(trained(RESNET, **IMAGENET), out, ["safetensors", "timm"])
+        export_backbone(trained(RESNET, **IMAGENET), out, ["safetensors", "timm"])
     if folder == "a file":
         out.write_text("mine")
     else:
@@ -143,15 +143,15 @@ def test_what_no_export_wrote_is_not_replaced_by_one(tmp_path, folder):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     named = "out holds out" if folder == "a file" else "checkpoints/step-00000003/model.safetensors"
     with pytest.raises(ExportError, match=named):
-        export_model(trained(), out, ["safetensors"], overwrite=True)
+        export_backbone(trained(), out, ["safetensors"], overwrite=True)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_an_export_that_a_desktop_looked_at_is_replaced(tmp_path):
     out = tmp_path / "out"
-    export_model(trained(), out, ["safetensors"])
+    export_backbone(trained(), out, ["safetensors"])
     (out / ".DS_Store").write_bytes(b"\0")
-    export_model(trained(), out, ["safetensors"], overwrite=True)
+    export_backbone(trained(), out, ["safetensors"], overwrite=True)
     assert not (out / ".DS_Store").exists()
 
 
@@ -184,14 +184,14 @@ def test_what_a_format_cannot_hold_is_refused_before_anything_is_written(
     tmp_path, kind, arguments, formats, message
 ):
     with pytest.raises(ExportError, match=message):
-        export_model(trained(kind, **arguments), tmp_path / "out", formats)
+        export_backbone(trained(kind, **arguments), tmp_path / "out", formats)
     assert tree(tmp_path) == []
 
 
 def test_what_a_killed_export_left_beside_its_folder_goes_with_the_next_one(tmp_path):
     for name in (".backbone.exporting", ".others.exporting"):
         (tmp_path / name / "export").mkdir(parents=True)
-    export_model(trained(), tmp_path / "backbone", ("safetensors",))
+    export_backbone(trained(), tmp_path / "backbone", ("safetensors",))
     assert sorted(os.listdir(tmp_path)) == [".others.exporting", "backbone"]
 
 
@@ -216,7 +216,7 @@ def test_of_two_exports_into_one_folder_at_once_one_is_there_and_whole(tmp_path,
 
     def export(model):
         try:
-            export_model(model, out, ["safetensors", "timm"], overwrite=overwrite)
+            export_backbone(model, out, ["safetensors", "timm"], overwrite=overwrite)
         except ExportError as error:
             return str(error)
         return "written"

@@ -17,7 +17,7 @@ from sslpipe.evaluation.flatten import Power
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.whitening import flatten_backbone, whiten
-from sslpipe.export.write import export_model
+from sslpipe.export.write import export_backbone
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.search.gallery import Gallery
 
@@ -169,7 +169,7 @@ def test_a_gallery_of_python_is_that_of_the_command_with_what_choose_writes(
     files = sorted((photos / "photos").rglob("*.png"))
     rows = Embeddings(network.encode(files), torch.zeros(9).long(), torch.arange(9))
     flatten_backbone(network, fit_whitening(rows, power=0.5))
-    export_model(network, source, ["safetensors"])
+    export_backbone(network, source, ["safetensors"])
     backbone = load_backbone(source)
     assert backbone.whitening is not None
 

@@ -19,7 +19,7 @@ from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed
-from sslpipe.export.write import export_model
+from sslpipe.export.write import export_backbone
 from tests.helpers.channels import RECIPE, accuracy, recipe, run_on_five, spots, sslpipe_run
 from tests.helpers.runs import command_line
 from tests.helpers.shards import tree
@@ -86,7 +86,7 @@ def test_files_are_encoded_as_their_pixels_are(five, tmp_path):
 def test_a_network_of_chosen_channels_takes_files_of_all(five, tmp_path):
     picked = recipe(data={**RECIPE["data"], "channels": ["e", "b"]}, steps=2)
     train(picked, five / "data", tmp_path / "run")
-    export_model(sslpipe.load_backbone(tmp_path / "run"), tmp_path / "out", ("safetensors",))
+    export_backbone(sslpipe.load_backbone(tmp_path / "run"), tmp_path / "out", ("safetensors",))
     image = np.load(five / "img/class0/0.npy")
     np.save(tmp_path / "two.npy", image[:, :, [4, 1]])
     for model in map(sslpipe.load_backbone, (tmp_path / "run", tmp_path / "out")):

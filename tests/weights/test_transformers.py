@@ -13,7 +13,7 @@ from transformers.utils import logging
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import RecipeError, WeightsError
 from sslpipe.export.load import load_backbone
-from sslpipe.export.write import export_model
+from sslpipe.export.write import export_backbone
 from sslpipe.models.backbones import backbone_settings, build_backbone
 from sslpipe.weights.huggingface import transformers_view
 from tests.helpers.weights import difference, init_of, randomised, saved
@@ -144,7 +144,7 @@ def test_features_are_those_of_transformers_own_model(tmp_path, name):
 def test_an_export_is_the_network_again_also_by_onnxruntime(tmp_path, name):
     written(name, tmp_path / "folder")
     model = load_backbone(tmp_path / "folder", crop_px=32)
-    export_model(model, tmp_path / "out", ["safetensors", "onnx"])
+    export_backbone(model, tmp_path / "out", ["safetensors", "onnx"])
     again = load_backbone(tmp_path / "out")
     assert difference(again, model, 32) == 0
     assert again.config.backbone == model.config.backbone
@@ -367,7 +367,7 @@ def test_a_view_of_open_clip_is_its_own_and_an_export_the_same_network(tmp_path)
     model = load_backbone(tmp_path)
     expected = EvalView(32, 32, stated["mean"], stated["std"], squash=True)
     assert model.view.config() == expected.config()
-    export_model(model, tmp_path / "out", ["safetensors"])
+    export_backbone(model, tmp_path / "out", ["safetensors"])
     assert difference(load_backbone(tmp_path / "out"), network.visual, 32) <= 1e-5
     # a position table for images of another size
     init = init_of(f"{tmp_path}@64")
