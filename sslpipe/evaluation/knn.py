@@ -11,7 +11,7 @@ The textbook, of a query of cosines S (N,) with a bank of labels y (N,) in C cla
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.groups import GroupCodes, hidden_ids
 from sslpipe.evaluation.neighbours import Neighbours, Search, nearest, usable_rows, usual_k
-from sslpipe.evaluation.result import Result, accuracy, check_known
+from sslpipe.evaluation.result import Result, accuracy
 
 Vote = Literal["weighted", "majority"]
 Votes = Literal["weighted", "majority", "both"]
@@ -68,11 +68,8 @@ def knn_results(
     Raises:
         DataError: Labels are missing, or of no class of the bank; features not finite; k too large.
     """
-    check_known("vote", vote, get_args(Votes))
     check_pair(bank, queries)
     check_classes(bank, queries)
-    if k is not None and not k:
-        raise DataError("k is empty; name at least one number of neighbours")
     if not 0 < temperature < float("inf"):
         raise DataError(f"temperature = {temperature} must be > 0 and finite")
     hidden = hidden_ids(bank, queries, same_id=exclude_same_id, same=exclude_same)

@@ -12,14 +12,13 @@ be among the nearest are compared exactly. `among_all`, which compares everythin
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
-from sslpipe.evaluation.result import check_known
 from sslpipe.precision import full_float32
 
 Search = Literal["torch", "faiss"]
@@ -82,7 +81,6 @@ def nearest(
         hidden: (N,) and (Q,) int64: a query never finds a row of its own number.
         process: This process; the other arguments are the same on all.
     """
-    check_known("search", search, sorted(get_args(Search)))
     check_k(len(bank), k, hidden)
     device = queries.device
     asked = queries if units else fixed_point_units(queries)

@@ -1,6 +1,6 @@
 """What every evaluation returns."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.errors import DataError, did_you_mean
+from sslpipe.errors import did_you_mean
 from sslpipe.evaluation.intervals import Interval, wilson95
 
 
@@ -78,14 +78,6 @@ class Results(dict[str, Result]):
 
 # features, the power that flattens them (None: plain), column of the table, and the number
 Measured = tuple[str, float | None, str | None, Result]
-
-
-def check_known(name: str, value: str, known: Iterable[str]) -> None:
-    """Raise DataError where a value is not one of the known ones."""
-    names = [*known]
-    if value not in names:
-        near = did_you_mean(value, names)
-        raise DataError(f"{name} = {value!r} is unknown{near}; known: {', '.join(names)}")
 
 
 def caveats(details: Mapping[str, Any]) -> list[str]:

@@ -80,9 +80,7 @@ def whiten(
         _check_origin(named, metadata, export, backbone)
     else:
         _check_width(width, export, backbone)
-    if dims is not None and not 1 <= dims <= width:
-        raise UserError(f"dims = {dims} must lie in 1..{width}, the features")
-    kept = dims or width
+    kept = width if dims is None else dims
     if power is None:
         power, why, helps = choose_power(rows, dims=kept)
         unhelpful = for_caller("flattening does not help here: --power=0 keeps distances")

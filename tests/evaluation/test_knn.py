@@ -130,10 +130,8 @@ def test_the_scale_of_features_does_not_matter_and_a_small_temperature_stays_fin
     [
         (lambda b: (b, {"k": (10, 51)}), "k = 51 does not fit a bank of 50 rows"),
         (lambda b: (b, {"k": (50,), "exclude_same_id": True}), "use 1 <= k <= 49"),
-        (lambda b: (b, {"k": ()}), "k is empty"),
         (lambda b: (b, {"k": (0,)}), "k = 0"),
         (lambda b: (b, {"temperature": 0.0}), "must be > 0"),
-        (lambda b: (b, {"vote": "most"}), "known: weighted, majority, both"),
         (lambda b: (b._replace(labels=0 * b.labels - 1), {}), "50 of 50 rows have no label"),
         (lambda b: (b._replace(labels=b.labels.int()), {}), "not int64"),
         (lambda b: (b._replace(features=b.features.double()), {}), "not float32"),

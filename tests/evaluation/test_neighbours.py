@@ -45,8 +45,6 @@ def test_faiss_is_needed_only_where_it_is_asked_for(monkeypatch):
     nearest(bank, bank[:3], 5)
     with pytest.raises(DataError, match="pip install faiss"):
         nearest(bank, bank[:3], 5, search="faiss")
-    with pytest.raises(DataError, match="known: faiss, torch"):
-        nearest(bank, bank[:3], 5, search="annoy")
 
 
 def test_only_a_query_of_which_a_nearer_row_may_be_left_out_meets_the_whole_bank(monkeypatch):
