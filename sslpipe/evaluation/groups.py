@@ -30,15 +30,6 @@ class GroupCodes(NamedTuple):
     queries: Integers
     values: tuple[str, ...]
 
-    def check(self, bank: Embeddings, queries: Embeddings) -> None:
-        """Raise DataError where these are not the codes of such rows."""
-        sizes = (len(self.bank), len(self.queries))
-        if sizes != (len(bank.ids), len(queries.ids)):
-            raise DataError(
-                f"column {self.name!r} has codes of {sizes[0]} and {sizes[1]} rows, and there are "
-                f"{len(bank.ids)} rows of the bank and {len(queries.ids)} queries"
-            )
-
 
 def group_codes(
     name: str, bank: tuple[Split, ArrayLike], queries: tuple[Split, ArrayLike]
@@ -72,7 +63,6 @@ def hidden_ids(
     """
     if same is None:
         return (bank.ids, queries.ids) if same_id else None
-    same.check(bank, queries)
     sides = []
     for side, (rows, codes) in enumerate(((bank, same.bank), (queries, same.queries))):
         numbers = torch.from_numpy(codes).to(rows.ids.device)

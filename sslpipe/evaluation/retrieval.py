@@ -153,7 +153,6 @@ def retrieval_per_query(
     unlike: list[tuple[bool, Tensor, Tensor]] = []  # of the own label alone?, codes of both sides
     for own_label_alone, codes in ((False, exclude_same), (True, cross)):
         if codes is not None:
-            codes.check(gallery, queries)
             values_of_part = torch.from_numpy(codes.queries[part])
             unlike.append((own_label_alone, torch.from_numpy(codes.bank), values_of_part))
     queries = queries.rows(torch.arange(share.start, share.stop, device=queries.ids.device))
