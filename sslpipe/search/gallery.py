@@ -24,7 +24,7 @@ from torch import Tensor
 from sslpipe.arguments import checked
 from sslpipe.errors import DataError, UserError, did_you_mean
 from sslpipe.evaluation.feature_files import CHECKSUM, UNREADABLE, content_sha256
-from sslpipe.evaluation.neighbours import fixed_point_units, nearest
+from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units, nearest
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.files import Finite, Stored, json_text, parse_json
 from sslpipe.portable import open_regular, replacing
@@ -373,16 +373,11 @@ def verify(first: Tensor, second: Tensor, threshold: float) -> tuple[bool, float
 def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tensor:
     """Return similarities of all pairs of two labels: impostors' scores for `threshold_at`."""
     labels = torch.as_tensor(labels)
-    units = fixed_point_units(embeddings).double()
+    units = fixed_point_units(embeddings)
     first, second = torch.triu_indices(len(units), len(units), 1)
     different = labels[first] != labels[second]
-    first = first[different]
-    second = second[different]
-    parts = [
-        (units[a] * units[b]).sum(1).float().clamp(-1, 1)
-        for a, b in zip(first.split(2**16), second.split(2**16), strict=True)
-    ]
-    return torch.cat(parts) if parts else torch.zeros(0)
+    cosines = exact_cosines(units, first[different], units, second[different])
+    return cosines.clamp(-1, 1)
 
 
 def _refuse_zeros(rows: Tensor, names: Sequence[str]) -> None:
