@@ -65,9 +65,15 @@ def class_groups(labels: Integers) -> Integers:
 
 
 def with_a_partner(labels: Integers) -> int:
-    """Count the samples of which another has the same label, so that a neighbour can be right."""
-    counts = np.unique(labels[labels >= 0], return_counts=True)[1]
-    return int(counts[counts > 1].sum())
+    """Count the samples of `has_a_partner`."""
+    return int(has_a_partner(labels).sum())
+
+
+def has_a_partner(labels: Integers) -> Booleans:
+    """Return of which samples another has the same label, so that a neighbour can be right."""
+    _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    has_two: Booleans = (counts[places] > 1) & (labels >= 0)
+    return has_two
 
 
 def suggest_holdout(labels: Integers) -> tuple[HoldoutSettings, bool]:

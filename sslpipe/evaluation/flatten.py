@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sslpipe.data.subsets import has_a_partner
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.evaluation.whiten import Whitening, fit_powers, fit_whitening
@@ -91,8 +92,7 @@ def fit_flattening(
 
 def with_matches(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the classes of two images or more, ascending."""
-    known, counts = np.unique(labels[labels >= 0], return_counts=True)
-    return known[counts >= 2]
+    return np.unique(labels[has_a_partner(labels)])
 
 
 def halves_of(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.arguments import Progress
+from sslpipe.data.subsets import has_a_partner
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import few_shot_knn
@@ -18,7 +19,7 @@ from sslpipe.evaluation.knn import DINO_K, knn_results, protocol_id
 from sslpipe.evaluation.linear_probe import linear_probe
 from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.retrieval import retrieval
-from sslpipe.evaluation.verdict import KNN, LINEAR, PER_QUERY, has_a_match
+from sslpipe.evaluation.verdict import KNN, LINEAR, PER_QUERY
 from sslpipe.evaluation.verification import FOLDS, draw_pairs, verification
 from sslpipe.evaluation.whiten import whiten
 
@@ -123,7 +124,7 @@ class Protocols:
         """Return each column's (q,) ids of the test samples that it scores."""
         ids = self._first[1].ids.cpu().numpy()
         needed = {KNN: 0, LINEAR: 2, **{few_column(n): n for n in LABELS_PER_CLASS}}
-        return dict.fromkeys(PER_QUERY, ids[has_a_match(self._test_labels)]) | {
+        return dict.fromkeys(PER_QUERY, ids[has_a_partner(self._test_labels)]) | {
             column: self._rows(*self._first, n)[1].ids.cpu().numpy() for column, n in needed.items()
         }
 

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.arguments import Progress, silent
+from sslpipe.data.subsets import has_a_partner
 from sslpipe.errors import DataError, one_line
 from sslpipe.evaluation.intervals import bootstrap95, means95, wilson95
 from sslpipe.evaluation.knn import check_pair
@@ -22,7 +23,6 @@ from sslpipe.evaluation.verdict import (
     Scores,
     compare_all,
     comparisons,
-    has_a_match,
     verdict,
 )
 
@@ -85,7 +85,7 @@ def run_suite(
     pair = next(iter(ready.values()))
     protocols = Protocols(pair, facts.get("classes") or (), left_out, seed)
     labels = pair[1].labels.cpu().numpy()
-    scores = Scores({}, labels[has_a_match(labels)])
+    scores = Scores({}, labels[has_a_partner(labels)])
 
     # the numbers of every set
     measured, incomplete, spread = _measure_sets(

@@ -63,13 +63,6 @@ class Scores(NamedTuple):
             self.of[features, whitened, measure] = result.scores
 
 
-def has_a_match(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which rows retrieval inside a split scores: their class has two. (n,) -> (n,)."""
-    _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    has_two: NDArray[np.bool_] = counts[places] > 1
-    return has_two
-
-
 def compare_all(
     names: Sequence[str],
     others: Sequence[str],

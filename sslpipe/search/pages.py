@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image
 
 from sslpipe.data.decode import BadSample
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import Split
+from sslpipe.data.subsets import has_a_partner
 from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import excludes_zero
 from sslpipe.evaluation.embed import Embeddings
@@ -223,9 +223,7 @@ def choice_page(
     examples = []
     _, labels, ids = next(iter(features.values()))
     order = permutation(len(ids), (seed, 1))
-    shown_labels = labels.numpy()[order]
-    _, of_class, sizes = np.unique(shown_labels, return_inverse=True, return_counts=True)
-    has_match = (sizes[of_class] > 1) & (shown_labels >= 0)
+    has_match = has_a_partner(labels.numpy()[order])
     queries = torch.from_numpy((order[has_match] if has_match.any() else order)[:QUERIES])
     shown = [ranked[place] for place in places[:MOST_ROWS]]
     for row in shown:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.subsets import with_a_partner
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.difference import Difference, excludes_zero, holm, paired_means
 from sslpipe.evaluation.embed import Embeddings
@@ -27,7 +28,6 @@ from sslpipe.evaluation.flatten import (
     halves_of,
     score_forms,
     why_unlabelled,
-    with_matches,
 )
 from sslpipe.evaluation.label_free import view_recall
 from sslpipe.evaluation.whiten import fit_powers
@@ -120,7 +120,7 @@ def check_features(name: str, rows: Embeddings, first: Embeddings) -> None:
 
 def few_labelled(labels: NDArray[np.int64]) -> int | None:
     """Count the labelled images that choose; None where they are enough, or choose nothing."""
-    count = int(np.isin(labels, with_matches(labels)).sum())
+    count = with_a_partner(labels)
     few = why_unlabelled(labels) is None and count < FEW_LABELLED
     return count if few else None
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sslpipe.cli.suite_output import suite_table
+from sslpipe.data.subsets import has_a_partner
 from sslpipe.evaluation.difference import paired_top1
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.intervals import wilson95
@@ -21,7 +22,6 @@ from sslpipe.evaluation.verdict import (
     against_sentences,
     compare_all,
     comparisons,
-    has_a_match,
     verdict,
 )
 from sslpipe.evaluation.whiten import whiten
@@ -167,7 +167,7 @@ def trained_on_noise(weights, generator):
 def deciding(ours, theirs, *, known=True):
     """The suite's own comparison by kNN or Recall@1, without what a verdict does not need."""
     labels = ours[1].labels.numpy()
-    scores = Scores({}, labels[has_a_match(labels)])
+    scores = Scores({}, labels[has_a_partner(labels)])
     for name, pair in {"ssl": ours, "theirs": theirs}.items():
         for whitened in (False, True):
             bank, queries = whiten(*pair) if whitened else pair
