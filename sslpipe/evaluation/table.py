@@ -139,14 +139,6 @@ def run_suite(
     return {**report, "sha256": content_sha256(report)}
 
 
-class _Measurements(NamedTuple):
-    """The numbers of all sets."""
-
-    measured: dict[str, list[Measured]]  # by the name of the set
-    incomplete: dict[str, str]  # name -> why this set is missing
-    spread: float | None  # of the start's features of test: their uniformity
-
-
 def _measure_sets(
     sets: Mapping[str, Pair | Callable[[], Pair]],
     ready: Mapping[str, Pair],
@@ -156,11 +148,14 @@ def _measure_sets(
     device: str,
     say: Callable[[str], None],
     progress: Progress,
-) -> _Measurements:
+) -> tuple[dict[str, list[Measured]], dict[str, str], float | None]:
     """Measure the sets in their order; one that fails is missing, but the first one must succeed.
 
     After Ctrl-C those that are left are missing. `ready` has the sets that need not be made, of
     labelled samples only; the other arguments are as in `run_suite`.
+
+    Returns:
+        The numbers of each set; why sets are missing; the uniformity of the start's test features.
     """
     first = next(iter(ready))
     measured: dict[str, list[Measured]] = {}
@@ -195,7 +190,7 @@ def _measure_sets(
         missed = (name for name in sets if name not in {*measured, *incomplete})
         incomplete |= dict.fromkeys(missed, "interrupted")
         say(f"interrupted; kept: {', '.join(measured)}")
-    return _Measurements(measured, incomplete, spread)
+    return measured, incomplete, spread
 
 
 def check_labelled(split: str, labels: NDArray[np.int64]) -> None:

@@ -7,7 +7,6 @@ model's images are resized and normalised. Files are read here, nothing of them 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,6 @@ _OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 MOST = 2**20  # of any size in a config.json
 
 
-@dataclass(frozen=True)
-class Renamed:
-    """Tensors of a folder of transformers with the keys of the backbone's network."""
-
-    tensors: Tensors
-    dropped: list[str]  # keys of the file that the image model has not: a text tower, a head
-
-
 def transformers_component(config: Config, what: str) -> SparseSettings:
     """Name the backbone of a config.json of transformers. Raises: WeightsError."""
     try:
@@ -53,8 +44,14 @@ def transformers_component(config: Config, what: str) -> SparseSettings:
         ) from error
 
 
-def transformers_tensors(component: SparseSettings, tensors: Tensors, what: str) -> Renamed:
+def transformers_tensors(
+    component: SparseSettings, tensors: Tensors, what: str
+) -> tuple[Tensors, list[str]]:
     """Give tensors the keys of this version's model, as transformers' own loader does.
+
+    Returns:
+        Tensors with the keys of the backbone's network; and the keys of the file that the image
+        model has not: of a text tower, of a head.
 
     Raises:
         WeightsError: The model has tensors that the file lacks, or of other shapes.
@@ -87,7 +84,7 @@ def transformers_tensors(component: SparseSettings, tensors: Tensors, what: str)
     pooler = [key for key in state if dense and key.startswith("pooler.")]
     kept = {f"model.{key}": tensor for key, tensor in state.items() if key not in pooler}
     left = [key for key in pooler if key not in spare]
-    return Renamed(kept, [*map(str, report["unexpected_keys"]), *left])
+    return kept, [*map(str, report["unexpected_keys"]), *left]
 
 
 @contextmanager

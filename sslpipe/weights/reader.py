@@ -92,9 +92,8 @@ def read_weights(
         if wanted.kind == "transformers" and wanted == stated and source.kind is None:
             # as they are: some of its models have parts that are called as wrappers are
             named = {key: value for key, value in tree.items() if isinstance(value, Tensor)}
-            renamed = transformers_tensors(wanted, named or checkpoint.tensors, what)
-            checkpoint = Checkpoint(renamed.tensors, frozenset([""]))
-            dropped = renamed.dropped
+            renamed, dropped = transformers_tensors(wanted, named or checkpoint.tensors, what)
+            checkpoint = Checkpoint(renamed, frozenset([""]))
     del tree
     encoder = find_encoder(checkpoint, sketch, wanted.kind, what)
     is_plain = encoder is not None and encoder.is_plain
