@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.data.image_type import RGB8, ImageType
@@ -195,15 +195,30 @@ def write_int8(
     view = matched.view  # which allows for the range of these images
     order = np.random.default_rng(0).permutation(len(split))
     calibrating = min(CALIBRATION_IMAGES, len(split) // 2)
-    read: Any = {"batch_size": BATCH_IMAGES, "canvas_px": view.canvas_px}
     proof = np.sort(order[calibrating : calibrating + PROOF_IMAGES])
-    expected = embed(model.flattened, view, split, ids=proof, **read).features
-    batches = one_pass(split, ids=np.sort(order[:calibrating]), **read)
+
+    def features(network: nn.Module) -> Tensor:
+        rows = embed(
+            network,
+            view,
+            split,
+            ids=proof,
+            batch_size=BATCH_IMAGES,
+            canvas_px=view.canvas_px,
+        )
+        return rows.features
+
+    expected = features(model.flattened)
+    batches = one_pass(
+        split,
+        ids=np.sort(order[:calibrating]),
+        batch_size=BATCH_IMAGES,
+        canvas_px=view.canvas_px,
+    )
     images = ({"images": view.make_views(batch).contiguous().numpy()} for batch in batches)
     graph = _quantised(onnx_graph(model), images, scratch)
     path = save_onnx(graph, folder / INT8_FILE)
-    actual = embed(OnnxSession(path), view, split, ids=proof, **read).features
-    agreed = agreement(expected, actual, data, split.name)
+    agreed = agreement(expected, features(OnnxSession(path)), data, split.name)
     if not agreed.first >= least:
         raise ExportError(
             f"format {INT8}: {agreed}; {least:.1%} are wanted, and nothing was written; "

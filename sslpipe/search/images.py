@@ -147,7 +147,9 @@ class ImageSearch:
         if not flatten:
             return None, "as they are"
         step = max(1, math.ceil(len(rows.ids) / MOST_FITTED))
-        some = torch.cat([torch.arange(*ends, step) for ends in pairwise(self._starts)])
+        some = torch.cat(
+            [torch.arange(start, stop, step) for start, stop in pairwise(self._starts)]
+        )
         said: list[str] = []
         fitted, words = fit_flattening(rows.rows(some), by_labels=False, say=said.append)
         return fitted, "; ".join([words, *said])
