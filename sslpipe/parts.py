@@ -107,7 +107,6 @@ def freeze_and_group(model: Model, recipe: Recipe) -> list[dict[str, Any]]:
         model.backbone,
         backbone_lr=tune.backbone_lr,
         layer_decay=tune.layer_decay,
-        by_library=True,
     )
     return parameter_groups(model, recipe.optim, scale, pretrained=ramped_prefix(tune))
 

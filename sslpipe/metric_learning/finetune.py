@@ -47,10 +47,9 @@ def finetune(plan: Finetuning, run_dir: Path, parts: FinetuningParts | None = No
 
         for step, batch in run.steps(open_batches(plan, run)):  # sets the learning rate; all ranks
             labels, ids, counts = view_labels(batch, classes, recipe.views, run.device)
-            use_queue = recipe.queue is not None and step >= recipe.queue.start_step
             views = run.augment(batch)  # (views * B, 3, S, S), made as the model takes them
             # (), (views * B, D)
-            loss, embeddings = run.model(views, labels, ids, use_queue, counts)
+            loss, embeddings = run.model(views, labels, ids, counts)
 
             # backward, clip, optimizer; a non-finite step changes nothing, and is counted
             with run.step(batch, loss) as decision:

@@ -129,10 +129,7 @@ def batches_of_one_class(recipe: FinetuneRecipe, num_classes: int) -> None:
     Heads compare with the weights of all classes, a queue brings rows of earlier batches.
     """
     sampler = recipe.sampler
-    queue = recipe.queue
-    if sampler.classes_per_batch > 1 or sampler.random_images:
-        return
-    if queue is not None and queue.start_step == 0:
+    if sampler.classes_per_batch > 1 or sampler.random_images or recipe.queue is not None:
         return
     for loss in (recipe.loss, *(term.loss for term in recipe.also)):
         if loss.kind in METRIC_LOSSES and loss.kind != "pml":  # it may have weights of classes
@@ -210,6 +207,5 @@ def freeze_and_group(task: MetricTask, recipe: FinetuneRecipe) -> list[dict[str,
         backbone_lr=tune.backbone_lr,
         layer_decay=tune.layer_decay,
         loss_lr=tune.loss_lr,
-        by_library=tune.layer_decay_by == "library",
     )
     return parameter_groups(task, recipe.optim, scale, pretrained=ramped_prefix(tune))

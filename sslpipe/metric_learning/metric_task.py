@@ -95,7 +95,6 @@ class MetricTask(nn.Module):
         views: Tensor,
         labels: Tensor,
         ids: Tensor,
-        use_queue: bool = False,
         counts: LabelCounts | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute the loss and the embeddings.
@@ -104,14 +103,13 @@ class MetricTask(nn.Module):
             views: Of the images.
             labels: Of the views, < 0 for none.
             ids: Which sample each view shows.
-            use_queue: Compare with the queue's rows, too.
             counts: Of the labels, where the host knows them.
 
         Shape:
             views (B, 3, S, S), labels (B,), ids (B,) -> (), (B, D) not normalised.
         """
         embeddings = self.backbone.raw(views)  # (B, D)
-        ref = self.queue.references() if self.queue is not None and use_queue else None
+        ref = self.queue.references() if self.queue is not None else None
         terms = []
         for weight, loss in zip(self.weights, self.losses, strict=True):
             try:

@@ -85,10 +85,6 @@ class FinetuneTune(Tune):
     """frozen: only the embedding layer and the loss's own weights are trained."""
     loss_lr: Rate = 1.0
     """Times the learning rate: the loss's own weights (proxies, class weights)."""
-    layer_decay_by: Literal["blocks", "library"] = "blocks"
-    """What `layer_decay` counts. blocks: residual blocks, transformer layers, and what lies between
-    them. library: the layers of a timm network's own `group_matcher`, as in pretraining; of other
-    networks the blocks."""
 
 
 class Queue(Settings):
@@ -96,8 +92,6 @@ class Queue(Settings):
 
     size: Positive
     """Rows; at least one batch."""
-    start_step: NonNegative = 0
-    """The queue is filled from the first step and used from this one on."""
 
 
 class ExtraLoss(Settings):
@@ -189,10 +183,6 @@ class FinetuneRecipe(RunRecipe):
             f"sampler.neighbours = {group - 1} makes groups of {group}, which do not divide "
             f"sampler.classes_per_batch = {classes}; use {classes // group * group or group}": (
                 bool(classes % group)
-            ),
-            f"tune.layer_decay_by = {tune.layer_decay_by!r} says which layers tune.layer_decay "
-            "counts, and it is 1: set it below 1, or leave both out": (
-                tune.layer_decay_by != "blocks" and tune.layer_decay == 1
             ),
             **{
                 f"tune.{key} is for a backbone that is trained, and tune.backbone = 'frozen': "

@@ -56,15 +56,13 @@ def block_of(parameter: str, blocks: list[str]) -> int:
     return matches[0] if matches else 0
 
 
-def layer_numbers(network: nn.Module, *, by_library: bool) -> dict[str, int]:
+def layer_numbers(network: nn.Module) -> dict[str, int]:
     """Return parameter's name -> the number of its layer, from 0 at the input on.
 
-    Args:
-        network: Of a backbone.
-        by_library: A timm network's layers are those of its own `group_matcher`, as in
-            `timm.optim.param_groups_layer_decay`; the blocks of `block_names` where it has none.
+    A timm network's layers are those of its own `group_matcher`, as in
+    `timm.optim.param_groups_layer_decay`; another network's are the blocks of `block_names`.
     """
-    matcher = getattr(network, "group_matcher", None) if by_library else None
+    matcher = getattr(network, "group_matcher", None)
     if matcher is not None:
         from timm.models import group_parameters
 
@@ -112,7 +110,6 @@ def learning_rate_scale(
     backbone_lr: float,
     layer_decay: float,
     loss_lr: float = 1.0,
-    by_library: bool = False,
 ) -> Callable[[str], float]:
     """Return the function from a parameter's name in a run's model to its learning rate's factor.
 
@@ -122,9 +119,8 @@ def learning_rate_scale(
         layer_decay: Each block before it gets so much of the next one's.
         loss_lr: Factor of a fine-tuning's losses' own weights. That of an embedding layer and a
             projector is 1.
-        by_library: Count the layers of a timm network as timm does, else its blocks.
     """
-    numbers = layer_numbers(backbone.network, by_library=by_library)
+    numbers = layer_numbers(backbone.network)
     last = max(numbers.values())
 
     def scale(name: str) -> float:

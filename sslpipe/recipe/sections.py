@@ -120,8 +120,8 @@ class Tune(Settings):
     last_blocks: Positive | None = None
     """Train only so many blocks, counted from the output; none: all."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The rate of a block over that of the next one. In pretraining the blocks of a timm network
-    are those of its own `group_matcher`."""
+    """The rate of a block over that of the next one. The blocks of a timm network are those of its
+    own `group_matcher`."""
     backbone_lr: Rate = 1.0
     """Times the learning rate: the backbone."""
     batchnorm: Literal["train", "frozen"] = "train"

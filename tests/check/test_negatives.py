@@ -122,7 +122,6 @@ def test_check_counts_the_negatives_that_are_left(tmp_path):
     [
         (("loss.kind=sup_con",), "classes_per_batch = 1"),
         (("loss.kind=triplet", "loss.margin=0.2"), "classes_per_batch = 1"),
-        (("loss.kind=sup_con", "queue={size=64,start_step=3}"), "classes_per_batch = 1"),
         (("loss.kind=sup_con", "queue.size=64"), ""),
         (("loss.kind=sup_con", "sampler.random_images=2"), ""),
         (("loss.kind=proxy_anchor",), ""),

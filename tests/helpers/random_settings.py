@@ -147,7 +147,7 @@ def all_keys() -> dict[str, list[list[Key]]]:
             component_keys("loss", METRIC_LOSSES, without_files(METRIC_LOSSES)),
             component_keys("loss", HEADS, [*HEADS]),
             component_keys("miner", MINERS, [*MINERS], "loss={kind='triplet'}"),
-            [*networks, Key("queue.size", int, ()), Key("queue.start_step", int, ())],
+            [*networks, Key("queue.size", int, ())],
         ],
     }
 

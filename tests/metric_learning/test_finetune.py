@@ -54,7 +54,7 @@ KINDS = {
         "loss={kind='multi_similarity'}",
         "also=[{loss={kind='cosface', scale=8.0}, weight=0.5}]",
         "miner={kind='multi_similarity', epsilon=0.2}",
-        "queue={size=40, start_step=2}",
+        "queue.size=40",
         "views=2",
         "sampler.random_images=1",
         "embedding.normalize=false",
@@ -321,7 +321,6 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
         (lambda: recipe("sampler.neighbours=2"), "groups of 3, which do not divide .* use 3"),
         (lambda: recipe("sampler.clases_per_batch=5"), "did you mean 'classes_per_batch'"),
         (lambda: recipe("tune={backbone='frozen', last_blocks=1}"), "leave one of them out"),
-        (lambda: recipe("tune.layer_decay_by=library"), "tune.layer_decay counts, and it is 1"),
         (
             lambda: build_task(with_backbone(recipe("queue.size=99"), given, index), 16, given, 6),
             r"'arcface' compares rows with weights, so \[queue\] has nothing to do",

@@ -42,7 +42,7 @@ def test_the_rates_of_a_timm_network_are_those_of_timms_own_groups(name):
     backbone = build_backbone(backbone_settings(kind=f"timm/{name}"), crop_px=224)
     groups = timm.optim.param_groups_layer_decay(backbone.network, layer_decay=0.5)
     expected = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
-    scale = learning_rate_scale(backbone, backbone_lr=0.5, layer_decay=0.5, by_library=True)
+    scale = learning_rate_scale(backbone, backbone_lr=0.5, layer_decay=0.5)
     for key, parameter in backbone.network.named_parameters():
         assert scale(PREFIX + key) == 0.5 * expected[id(parameter)], key
     assert scale("projector.0.weight") == 1
