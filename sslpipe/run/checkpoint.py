@@ -105,7 +105,9 @@ class Checkpointer:
                 self._write(step, states, metadata)
             except (OSError, RuntimeError, SafetensorError) as error:  # each says "full" its way
                 failed = file_error(error)  # which torch's own words hide
-                problem = describe_error(error) if failed is None else explain_file_error(failed)
+                problem = describe_error(error)
+                if failed is not None:
+                    problem = explain_file_error(failed, self.folder)  # the disk to look at
             if not self.folder.parent.is_dir():  # no later save can work
                 problem = f"{self.folder.parent} is gone: it was removed, or moved away"
                 needed = True

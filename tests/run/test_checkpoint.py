@@ -220,7 +220,7 @@ def test_a_full_disk_is_reported_retried_and_ends_the_run_at_the_third_time(
         patch.setattr("sslpipe.run.checkpoint.torch.save", full)
         assert not checkpoints.save(2, some_parts(), {})
         assert not checkpoints.save(3, some_parts(), {})
-        assert "No space left" in warnings[0]
+        assert f"cannot use {checkpoints.folder}: No space left" in warnings[0]
         assert [p.name for p in (tmp_path / "checkpoints").glob(".tmp-*")] == []
         with pytest.raises(CheckpointError, match=r"free some space.* 3 times in a row"):
             checkpoints.save(4, some_parts(), {})
