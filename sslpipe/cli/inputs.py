@@ -68,7 +68,7 @@ def check_folder(folder: Path, option: str = "--out") -> None:
         raise UserError(f"{option} {folder}: {taken} is read-only; name another folder")
 
 
-def check_file(file: Path | None, suffixes: tuple[str, ...], option: str = "--out") -> None:
+def check_file(file: Path | None, suffixes: tuple[str, ...]) -> None:
     """Raise UserError where a file cannot be written; None: none is to be written.
 
     Its name ends in one of these suffixes, or has none; so what is replaced is a file of its kind.
@@ -76,10 +76,10 @@ def check_file(file: Path | None, suffixes: tuple[str, ...], option: str = "--ou
     if file is None:
         return
     if file.is_dir():
-        raise UserError(f"{option} {file} is a folder; name a file")
+        raise UserError(f"--out {file} is a folder; name a file")
     if file.suffix.lower() not in ("", *suffixes):  # such as a photograph
-        raise UserError(f"{option} {file}: name a file that ends in {' or '.join(suffixes)}")
-    check_folder(file.parent, option)
+        raise UserError(f"--out {file}: name a file that ends in {' or '.join(suffixes)}")
+    check_folder(file.parent)
 
 
 def check_picture(file: Path) -> None:

@@ -7,15 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from sslpipe.data.columns import Groups
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.intervals import Integers
 from sslpipe.evaluation.neighbours import Hidden
-
-Integers = NDArray[np.int64]
 
 
 class GroupCodes(NamedTuple):

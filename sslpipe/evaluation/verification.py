@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.intervals import Interval, quantiles95
+from sslpipe.evaluation.intervals import Floats, Integers, Interval, quantiles95
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units
 from sslpipe.evaluation.result import Result
@@ -18,9 +18,6 @@ from sslpipe.random import hash_integers
 
 RESAMPLES = 300
 FOLDS = 10  # of the accuracy
-
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 class LabelledPairs(NamedTuple):

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from markupsafe import Markup
-from numpy.typing import NDArray
 
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.intervals import Floats, Integers
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.vectors import Features
 from sslpipe.random import permutation
@@ -27,9 +27,6 @@ TSNE_STEPS = 500  # its divergence is 2 % above that of 1,000, which take twice 
 NEIGHBOURS = 8
 RANDOM_QUERIES = 8
 WRONG_QUERIES = 4
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 def mapped_rows(rows: Embeddings, seed: int = 0) -> Embeddings:

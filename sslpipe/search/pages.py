@@ -14,7 +14,7 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import excludes_zero
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.flatten import CHOSEN_BY
-from sslpipe.evaluation.whiten import fit_powers
+from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.model import read_image
 from sslpipe.random import permutation
 from sslpipe.report.embeddings import search
@@ -229,7 +229,7 @@ def choice_page(
     for row in shown:
         rows = side_by_side(features, row.parts)
         if row.power is not None:
-            rows = fit_powers(rows, (row.power,))[0](rows)
+            rows = fit_whitening(rows, power=row.power)(rows)
         examples.append(search(rows, rows.rows(queries), same_split=True))
     wanted = {near for rows in examples for row in rows for near, *_ in row.near}
     pictures = thumbnails(split, wanted | {row.id for row in examples[0]})

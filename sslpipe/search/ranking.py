@@ -30,7 +30,7 @@ from sslpipe.evaluation.flatten import (
     why_unlabelled,
 )
 from sslpipe.evaluation.label_free import view_recall
-from sslpipe.evaluation.whiten import fit_powers
+from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.files import Stored, json_text, parse_object, read_json
 
 FEW_LABELLED = 200  # of fewer the choice was not trustworthy, docs/graded.md
@@ -181,7 +181,7 @@ def rank_without_labels(
     """
     ranked = []
     for parts in rows:
-        (fitted,) = fit_powers(side_by_side(features, parts), (UNLABELLED_POWER,))
+        fitted = fit_whitening(side_by_side(features, parts), power=UNLABELLED_POWER)
         views = [torch.stack(corners[name].features.chunk(2, dim=1)) for name in parts]
         if len(parts) > 1:
             views = [F.normalize(each, dim=2) for each in views]
