@@ -1,5 +1,6 @@
 """Several backbones side by side as one, and one backbone for images of another size."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,6 @@ from sslpipe.models.backbones import (
 )
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.transfer import copy_weights
-from sslpipe.weights.views import scaled_resize
 
 
 def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
@@ -111,7 +111,8 @@ def at_size(model: FrozenBackbone, crop_px: int, source: str) -> FrozenBackbone:
         raise UserError(f"{source}: it {has}, which is for its own images; leave @{crop_px} out")
     check_side(source, crop_px)
     view = model.view.config()
-    resize_px = scaled_resize(crop_px, view["crop_px"], view["resize_px"])
+    # the crop keeps its share of the image
+    resize_px = max(crop_px, math.floor(crop_px * view["resize_px"] / view["crop_px"]))
     sized = EvalView.from_config({**view, "crop_px": crop_px, "resize_px": resize_px})
     component = model.config.backbone
     with within_memory("backbone"):

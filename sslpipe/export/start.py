@@ -59,9 +59,10 @@ class Start:
                 read, or the weights are for other channels.
         """
         named = fit_channels(named, index)
-        folder = None if run_dir is None else run_dir / KEPT
-        if folder is None or run_dir is None:
-            return cls("random" if named is None else "named", named)
+        fresh = cls("random" if named is None else "named", named)
+        if run_dir is None:
+            return fresh
+        folder = run_dir / KEPT
         begun = bool(checkpoint_names(run_dir / "checkpoints"))
         if not folder.exists():
             if named is not None and begun:
@@ -69,7 +70,7 @@ class Start:
                     f"{run_dir} started from random weights, and --init names others: leave "
                     "--init out to resume it, or use another --run-dir"
                 )
-            return cls("random" if named is None else "named", named)
+            return fresh
         kept = read_folder(folder)
         kept_sha256 = kept.config.weights_sha256
         if named is None or named.config.weights_sha256 == kept_sha256:

@@ -64,13 +64,6 @@ def make_view(
         raise WeightsError(f"{what}: its own view cannot be made: {error}") from error
 
 
-def scaled_resize(crop_px: int, own_crop_px: int, own_resize_px: int) -> int:
-    """Return the shorter side before another crop that keeps the crop's share of the image."""
-    if crop_px == own_crop_px:
-        return max(crop_px, own_resize_px)
-    return max(crop_px, math.floor(crop_px * own_resize_px / own_crop_px))
-
-
 def unknown_view(what: str, crop_px: int | None, size: int = 224) -> tuple[EvalView, list[str]]:
     """Make ImageNet's view for weights that name none, and say so."""
     view, notes = make_view(what, crop_px, size=size, resize=round(size * 8 / 7))
