@@ -118,6 +118,7 @@ def test_suite_reads_features_of_the_run_that_are_just_what_it_would_embed(run, 
     assert {path: path.read_bytes() for path in (folder / "features").iterdir()} == left
     output, reused = suite()
     assert output.count("read from") == 2
+    assert f"read {folder / 'eval.json'}: copy {tmp_path / 'eval.json'} there" in output
     assert reused == anew
     # any other view or backbone is another feature
     call(embed_tool, folder, "--data", data, *both, "--crops", "flip")
@@ -201,6 +202,7 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
     assert all(row["queries"] == 20 for row in report["rows"])
     assert (report["facts"]["step"], report["facts"]["steps"]) == (3, 3)
     assert "unfinished" not in shown
+    assert "copy" not in shown
     assert shown.count("Next:") <= 1  # a command; the advice is a sentence
     for message in ("pixels", "random", "kNN, 100 labels per class"):
         assert message in shown
