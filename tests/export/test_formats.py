@@ -259,6 +259,12 @@ def change_strides(path) -> None:  # the right tensors, for another network: onl
     (path / "config.json").write_text(json.dumps({**config, "model_args": {"output_stride": 8}}))
 
 
+def normalise_in_ours(path) -> None:  # what timm's reader passes over, and `load_backbone` takes
+    config = json.loads((path / "config.json").read_text())
+    config["sslpipe"]["backbone"]["normalize"] = True
+    (path / "config.json").write_text(json.dumps(config))
+
+
 @pytest.mark.promise(7)
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
@@ -269,6 +275,7 @@ def change_strides(path) -> None:  # the right tensors, for another network: onl
         ("onnx", negate_a_kernel, "differ by"),
         ("hf", lambda path: forget_statistics(path / "model.safetensors"), "not those that config"),
         ("timm", change_strides, "differ by"),
+        ("timm", normalise_in_ours, r"\(reader 2\)"),
     ],
 )
 def test_a_damaged_format_is_an_error_and_leaves_no_file(
