@@ -138,7 +138,7 @@ def outliers(
     ] = None,
     num_workers: NumWorkers = 2,
 ) -> None:
-    """List images that resemble no other, are constant, blurred, tiny.
+    """List images unlike the others, or constant, blurred, tiny.
 
     Writes outliers.csv, a row for each sample and reason, with the value and its limit; and
     outliers.html, the images by reason. Nothing is removed: an outlier may be your most valuable
