@@ -139,8 +139,10 @@ class Best:
     @property
     def choice(self) -> str:
         """Return which checkpoint commands take, and why; "" where it is the last one."""
-        reason = self.entry.reason if self._keeps else ""
-        return f"commands take step-{self.entry.step:08d}, {reason}" if reason else ""
+        step = self.entry.step
+        if step is None or not (self._keeps and self.entry.reason):
+            return ""
+        return f"commands take step-{step:08d}, {self.entry.reason}"
 
     def __str__(self) -> str:
         step = self.entry.step

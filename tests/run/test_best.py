@@ -85,6 +85,17 @@ def test_what_was_not_written_is_not_the_best_and_the_next_one_may_be():
     assert best.wants_checkpoint
 
 
+def test_a_run_whose_start_could_not_be_written_and_was_best_names_no_checkpoint():
+    best = Best(KEEP)
+    best.read_start({"holdout_map_at_r": 0.9, "holdout_recall_at_1": 0.9})
+    best.saved(False)
+    best.read(2, {"holdout_map_at_r": 0.95, "holdout_recall_at_1": 0.8})  # below it in one
+    best.saved(True)
+    assert (best.entry.step, best.state(), best.choice) == (None, {}, "")
+    best.read(4, {"holdout_map_at_r": 0.95, "holdout_recall_at_1": 0.9})
+    assert best.choice.startswith("commands take step-00000004, ")
+
+
 def test_a_score_that_is_no_number_is_never_the_best():
     best = after(Best(KEEP), float("nan"), 0.2, float("nan"), None)
     assert (best.entry.step, best.entry.since) == (4, 2)
