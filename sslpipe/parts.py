@@ -3,6 +3,7 @@
 Built from the recipe, and refused where the recipe asks for what cannot be built.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +177,20 @@ def batch_is_too_small(recipe: Recipe, loss_fn: Objective) -> None:
         )
 
 
+def does_not_take_what_is_given(recipe: Recipe, loss_fn: Objective) -> None:
+    """Refuse an objective whose `forward` lacks what a step gives beside the embeddings."""
+    given = ["ids", "labels"]
+    if recipe.pairs and recipe.pairs.masks:
+        given.append("groups")
+    try:
+        inspect.signature(loss_fn.forward).bind(None, None, **dict.fromkeys(given))
+    except TypeError as error:
+        raise RecipeError(
+            f"loss.kind = {recipe.loss.kind!r} cannot be called in this run: {error}; write its "
+            "forward(self, z_a, z_b, *, ids=None, labels=None, groups=None)"
+        ) from None
+
+
 def has_no_momentum_encoder(recipe: Recipe, loss_fn: Objective) -> None:
     """Refuse an objective that compares keys of earlier steps without [momentum]."""
     if loss_fn.needs_momentum_encoder and recipe.momentum is None:
@@ -188,6 +203,7 @@ def has_no_momentum_encoder(recipe: Recipe, loss_fn: Objective) -> None:
 LOSS_REFUSALS = (
     has_weights_of_its_own,
     batch_is_too_small,
+    does_not_take_what_is_given,
     has_no_momentum_encoder,
 )
 
