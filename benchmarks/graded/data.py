@@ -3,7 +3,7 @@
     apt-get download openclipart-png tuxpaint-stamps-default gnome-icon-theme mate-icon-theme \
         oxygen-icon-theme adwaita-icon-theme wesnoth-1.16-data nexuiz-textures ufoai-textures \
         dataset-fashion-mnist fonts-dejavu-core fonts-liberation fonts-freefont-ttf mricron-data
-    for deb in *.deb; do dpkg -x $deb debian; done
+    for deb in *.deb; do dpkg -x $deb debian; done  # THEMES of names: their packages, too
     python -m benchmarks.graded.data debian out/graded [--picture out/graded.jpg]
 
 drawings: openclipart by folder. stamps: Tux Paint's by folder. icons: one icon name in several
@@ -12,7 +12,8 @@ Nexuiz's colour maps by folder. surfaces: UFO AI's colour maps by folder and fir
 Fashion-MNIST. glyphs: a letter or digit in every font of the packages. mri: slices of a head
 (Colin 27, T1), 48 mm each way, in three planes; a class is the region of the atlas AAL in the
 middle, left and right alike, and middles of one side are 24 mm apart. Beside the ten, characters:
-some 2,000 letters, digits and signs, each in 4 drawings by the fonts: many classes of few images.
+some 2,000 letters, digits and signs, each in 4 drawings by the fonts, and names: some 1,400 icon
+names, each drawn by 4 of THEMES (SVG by resvg_py): many classes of few images.
 
 Images of the same pixels count once in a set; of a class at most MOST are taken, and classes of
 fewer than LEAST are left out. Classes are cut in the order of a hash of their names: half are
@@ -45,7 +46,11 @@ from benchmarks.common import sslpipe
 
 TUNING = ("drawings", "stamps")  # settings are chosen on these, and nowhere else
 MOST, LEAST, MOST_CLASSES = 20, 4, 100
-CHARACTERS = "characters"  # a set beside the ten
+CHARACTERS, NAMES = "characters", "names"  # sets beside the ten: many classes of LEAST images
+THEMES = (
+    *("gnome", "oxygen", "Adwaita", "Tango", "elementary-xfce", "Faenza", "Moka", "Paper"),
+    *("nuoveXT2", "Papirus", "breeze", "Numix", "Numix-Circle", "bloom", "elementary", "suru"),
+)
 SHORTER_PX = 224
 MAPS = ("_norm", "_gloss", "_glow", "_bump", "_nm", "_sm", "_gm", "_luma", "_shirt", "_pants")
 Classes = dict[str, list[Path]]
@@ -77,10 +82,11 @@ def main() -> None:
         "glyphs": lambda: glyphs(share / "fonts", made / "glyphs"),
         "mri": lambda: brain_regions(share / "mricron" / "templates", made / "mri"),
         CHARACTERS: lambda: characters(share / "fonts", made / CHARACTERS),
+        NAMES: lambda: named([share / "icons" / theme for theme in THEMES], made / NAMES),
     }
     for name in args.sets or sets:
         if not (args.out / name / "dataset.json").is_file():
-            if name == CHARACTERS:
+            if name in (CHARACTERS, NAMES):
                 rows = rows_of(sets[name](), most=LEAST, most_classes=10 * MOST_CLASSES)
             else:
                 rows = rows_of(sets[name]())
@@ -236,6 +242,36 @@ def same_names(themes: Iterable[Path]) -> Classes:
         for name, path in best.items():
             found.setdefault(name, []).append(path)
     return {name: files for name, files in found.items() if len(files) >= LEAST}
+
+
+def named(themes: Iterable[Path], out: Path, side: int = 112) -> Classes:
+    """Find each theme's largest drawing of an icon name: its largest PNG, else its SVG, drawn."""
+    import resvg_py
+
+    found: Classes = {}
+    for theme in themes:
+        drawings: Classes = {}
+        for path in sorted([*theme.rglob("*.png"), *theme.rglob("*.svg")]):
+            if path.is_file() and not path.is_symlink() and "symbolic" not in path.stem:
+                drawings.setdefault(path.stem, []).append(path)
+        for name, files in drawings.items():
+            found.setdefault(name, []).append(
+                max(files, key=lambda path: (path.suffix == ".png", path.stat().st_size))
+            )
+    classes: Classes = {}
+    for name, files in found.items():
+        for place, path in enumerate(files if len(files) >= LEAST else []):
+            image = path
+            if path.suffix == ".svg":
+                image = out / name / f"{place}.png"
+                image.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    drawn = resvg_py.svg_to_bytes(svg_path=str(path), width=side, height=side)
+                except ValueError:  # no valid SVG
+                    continue
+                image.write_bytes(drawn)
+            classes.setdefault(name, []).append(image)
+    return classes
 
 
 def colour_maps(pack: Path, out: Path) -> Classes:
