@@ -3,7 +3,7 @@
     apt-get download openclipart-png tuxpaint-stamps-default gnome-icon-theme mate-icon-theme \
         oxygen-icon-theme adwaita-icon-theme wesnoth-1.16-data nexuiz-textures ufoai-textures \
         dataset-fashion-mnist fonts-dejavu-core fonts-liberation fonts-freefont-ttf mricron-data
-    for deb in *.deb; do dpkg -x $deb debian; done  # THEMES of names: their packages, too
+    for deb in *.deb; do dpkg -x $deb debian; done
     python -m benchmarks.graded.data debian out/graded [--picture out/graded.jpg]
 
 drawings: openclipart by folder. stamps: Tux Paint's by folder. icons: one icon name in several
@@ -13,7 +13,11 @@ Fashion-MNIST. glyphs: a letter or digit in every font of the packages. mri: sli
 (Colin 27, T1), 48 mm each way, in three planes; a class is the region of the atlas AAL in the
 middle, left and right alike, and middles of one side are 24 mm apart. Beside the ten, characters:
 some 2,000 letters, digits and signs, each in 4 drawings by the fonts, and names: some 1,400 icon
-names, each drawn by 4 of THEMES (SVG by resvg_py): many classes of few images.
+names, each drawn by 4 of THEMES (also of the packages tango-icon-theme, elementary-xfce-icon-theme,
+faenza-icon-theme, moka-icon-theme, paper-icon-theme, lxde-icon-theme, papirus-icon-theme,
+breeze-icon-theme, numix-icon-theme, numix-icon-theme-circle, deepin-icon-theme,
+elementary-icon-theme and suru-icon-theme): many classes of few images. mri needs nibabel, names
+resvg-py.
 
 Images of the same pixels count once in a set; of a class at most MOST are taken, and classes of
 fewer than LEAST are left out. Classes are cut in the order of a hash of their names: half are
@@ -266,7 +270,9 @@ def named(themes: Iterable[Path], out: Path, side: int = 112) -> Classes:
                 image = out / name / f"{place}.png"
                 image.parent.mkdir(parents=True, exist_ok=True)
                 try:
-                    drawn = resvg_py.svg_to_bytes(svg_path=str(path), width=side, height=side)
+                    drawn = resvg_py.svg_to_bytes(
+                        svg_path=str(path), width=side, height=side, skip_system_fonts=True
+                    )
                 except ValueError:  # no valid SVG
                     continue
                 image.write_bytes(drawn)
