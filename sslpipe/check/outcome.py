@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sslpipe.data.index import PATH_COLUMN, DatasetIndex
-from sslpipe.errors import for_caller
+from sslpipe.errors import for_caller, listed
 from sslpipe.planning.memory import Memory, gib
 from sslpipe.recipe.sections import RunRecipe, leaves
 
@@ -137,8 +137,7 @@ def straddle_warning(index: DatasetIndex, split_name: str) -> str | None:
                 rows.append(f"{shared:,} of {len(theirs):,} values of {name} in {other}")
     if not rows:
         return None
-    more = f" and {len(rows) - MOST_NAMED} more" if len(rows) > MOST_NAMED else ""
     return for_caller(
-        f"groups straddle splits: {', '.join(rows[:MOST_NAMED])}{more} are in {split_name}, too; "
+        f"groups straddle splits: {listed(rows, MOST_NAMED)} are in {split_name}, too; "
         "where a column names what must not be shared, such as a patient, build with --split-by"
     )

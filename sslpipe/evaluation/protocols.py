@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sslpipe.arguments import Progress
 from sslpipe.data.subsets import has_a_partner
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, listed
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.flatten import choose_power
@@ -227,11 +227,10 @@ class Protocols:
             why = f": no test class occurs in train{enough}"
         elif len(kept) < len(counts):
             smaller = sorted(set(counts) - set(kept), key=lambda label: counts[label])
-            named = ", ".join(f"{self._name(k)} ({counts[k]})" for k in smaller[:MOST_NAMED])
-            more = f" and {len(smaller) - MOST_NAMED} more" if len(smaller) > MOST_NAMED else ""
+            named = listed([f"{self._name(k)} ({counts[k]})" for k in smaller], MOST_NAMED)
             why = (
                 f" for {len(smaller)} of {len(counts)} classes, which have fewer than {count} rows "
-                f"in the bank: {named}{more}; its numbers are of the other {len(kept)}"
+                f"in the bank: {named}; its numbers are of the other {len(kept)}"
             ) + ("" if self._most_have(count) else ", too few for the table")
         if why:
             self.left_out.append(what + why)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sslpipe.errors import WeightsError
+from sslpipe.errors import WeightsError, listed
 from sslpipe.models.backbones import PREFIXES, Backbone
 from sslpipe.models.channels import first_convolution
 from sslpipe.models.pooling import is_pooling
@@ -353,8 +353,7 @@ def holds_network(backbone: Backbone, match: Match) -> bool:
 
 
 def _first(keys: list[str]) -> str:
-    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return ", ".join(map(repr, keys[:_SHOWN])) + more
+    return listed(list(map(repr, keys)), _SHOWN)
 
 
 def torchvision_kind(tensors: Mapping[str, Tensor]) -> str | None:

@@ -12,7 +12,7 @@ from sslpipe.cli.inputs import check_model, find_images, find_named_images, imag
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import Model, argument, command, option
 from sslpipe.cli.terminal import encode_readable, new_app, say, show
-from sslpipe.errors import DataError, UserError, counted, one_line
+from sslpipe.errors import DataError, UserError, counted, listed, one_line
 from sslpipe.portable import one_at_a_time
 
 if TYPE_CHECKING:
@@ -110,9 +110,8 @@ def _enrol(
 def _describe(names: list[str]) -> str:
     """Count the different names, and list some: what became an identity."""
     different = [*dict.fromkeys(names)]
-    some = ", ".join(map(one_line, different[:MOST_NAMED]))
-    more = f" and {len(different) - MOST_NAMED:,} more" * (len(different) > MOST_NAMED)
-    return f"{counted(len(different), 'name')} ({some}{more})" if some else "no name"
+    some = listed([one_line(name) for name in different], MOST_NAMED)
+    return f"{counted(len(different), 'name')} ({some})" if some else "no name"
 
 
 def _doubt_threshold(book: "Gallery") -> None:
