@@ -106,7 +106,7 @@ def test_an_image_is_enrolled_once_under_a_name(photos, model, gallery):
     gallery(*words)
     before = Gallery.load(book)
     said, _ = gallery(*words)
-    assert "0 images of no name; 3 names in all" in said
+    assert "nothing new; 3 names in all" in said
     shutil.copy(photos / "strangers" / "0.png", photos / "photos" / "bob" / "new.png")
     said, warned = gallery(*words)
     assert "1 image of 1 name (bob); 3 names in all" in said

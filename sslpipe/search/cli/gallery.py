@@ -67,10 +67,8 @@ def enrol(
     backbone = model.load()
     named = find_named_images(folder, backbone.image_type, say)
     book, names = _enrol(gallery, backbone, named, flatten)
-    show(
-        f"{gallery}: {counted(len(names), 'image')} of {_describe(names)}; "
-        f"{counted(len(book), 'name')} in all"
-    )
+    added = f"{counted(len(names), 'image')} of {_describe(names)}" if names else "nothing new"
+    show(f"{gallery}: {added}; {counted(len(book), 'name')} in all")
     if book.calibrated:
         say_next(["gallery", "identify", gallery, folder, "--model", model.model])
     else:
@@ -111,7 +109,7 @@ def _describe(names: list[str]) -> str:
     """Count the different names, and list some: what became an identity."""
     different = [*dict.fromkeys(names)]
     some = listed([one_line(name) for name in different], MOST_NAMED)
-    return f"{counted(len(different), 'name')} ({some})" if some else "no name"
+    return f"{counted(len(different), 'name')} ({some})"
 
 
 def _doubt_threshold(book: "Gallery") -> None:
@@ -129,9 +127,9 @@ def _doubt_two_names(book: "Gallery", names: list[str], embeddings: "Tensor") ->
     """Report images that are enrolled under another name, too: only one of the two is found."""
     if len(book) < 2:
         return
-    nearest = book.nearest_others(names, embeddings)
     from sslpipe.search.gallery import SAME
 
+    nearest = book.nearest_others(names, embeddings)
     others = [
         (name, match.name)
         for name, match in zip(names, nearest, strict=True)
