@@ -93,7 +93,7 @@ def _twice(name: str, arguments: dict[str, Any], miner: str | None, device: str,
     labels, ids = torch.tensor(LABELS).to(device), torch.arange(len(LABELS)).to(device)
     for section in ("", "counted"):
         mark(section)
-        value, _ = task(rows, labels, ids, False, LabelCounts(0, 3))
+        value, _ = task(rows, labels, ids, LabelCounts(0, 3))
         (gradient,) = torch.autograd.grad(value, rows)
     mark("")
     counts = [] if sizes else [loss.last_count, loss.last_active]
