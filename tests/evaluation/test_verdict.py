@@ -442,7 +442,7 @@ def test_the_sentences(changed, sentence):
     assert verdict({"rows": rows, "against": [row]}).startswith(sentence)
 
 
-def test_a_file_with_comparisons_is_read_and_one_without_is_as_before():
+def test_a_file_is_read_with_comparisons_or_without_but_never_unchecked():
     row = {
         "features": "ssl",
         "whitened": False,
@@ -451,15 +451,16 @@ def test_a_file_with_comparisons_is_read_and_one_without_is_as_before():
         "metric": "top1",
     }
     row |= {"value": 0.5, "interval95": [0.4, 0.6], "queries": 9, "bank": 9, "details": {}}
-    older = {"facts": {}, "columns": ["kNN"], "rows": [row], "left_out": []}
-    check_report(older)
+    older = {"schema_version": 1, "facts": {}, "columns": ["kNN"], "rows": [row], "left_out": []}
+    check_report({**older, "sha256": content_sha256(older)})
     assert "No accuracy" not in verdict(older)
     report = {**older, "against": [compared()], "not_compared": ["gone"]}
     check_report({**report, "sha256": content_sha256(report)})
     for damaged, message in (
         ({**report, "sha256": content_sha256(older)}, "its sha256 is another one"),
         ({**report, "schema_version": 99}, "schema_version = 99"),
-        ({"schema_version": 1}, "facts is missing"),
+        ({"sha256": content_sha256({})}, "schema_version = None"),
+        (report, "sha256 is missing"),
     ):
         with pytest.raises(ValueError, match=message):
             check_report(damaged)

@@ -23,6 +23,7 @@ import sslpipe.cli.export
 from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.errors import ExportError
+from sslpipe.evaluation.suite_file import content_sha256
 from sslpipe.export import formats, onnx_files
 from sslpipe.export.load import load_run
 from sslpipe.export.verify import READERS, read
@@ -343,6 +344,7 @@ def evaluated(tmp_path_factory):
     facts["against"] = [{**against, "format": "timm"}]
     suite = {"schema_version": 1, "facts": facts, "columns": ["kNN"], "rows": rows, "left_out": []}
     suite["against"] = [compared(against="lite|0")]
+    suite["sha256"] = content_sha256(suite)
     (folder / "run" / "eval.json").write_text(json.dumps(suite))
     return folder / "run"
 
@@ -377,6 +379,7 @@ def test_numbers_of_other_weights_are_omitted_and_the_card_says_so(evaluated, tm
     run_dir = shutil.copytree(evaluated, tmp_path / "run")
     suite = json.loads((run_dir / "eval.json").read_text())
     suite["facts"]["backbone_sha256"] = "0" * 64
+    suite["sha256"] = content_sha256(suite)
     (run_dir / "eval.json").write_text(json.dumps(suite))
     export_backbone(load_run(run_dir), tmp_path / "out", ["hf"])
     for card in ("README.md", "hf/README.md"):

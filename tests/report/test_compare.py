@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from sslpipe.evaluation.suite_file import read_suite
+from sslpipe.evaluation.suite_file import content_sha256, read_suite
 from sslpipe.report.compare import merged, names_apart
 from sslpipe.report.result_tables import clear_best, result_table, table_lines, task_tables
 from sslpipe.report.run_files import RunFiles
@@ -48,7 +48,7 @@ def test_an_eval_json_without_the_kind_of_its_intervals_loads_and_stands_apart(t
         evaluation_of(row("ssl", 0.5, *ends, column="kNN", metric="MAP@R") | {"protocol": name})
         for name, ends in ((protocol, (0.4, 0.6)), (f"{protocol} interval=classes", (0.3, 0.7)))
     )
-    (tmp_path / "eval.json").write_text(json.dumps(old))
+    (tmp_path / "eval.json").write_text(json.dumps({**old, "sha256": content_sha256(old)}))
     old = read_suite(tmp_path / "eval.json")
     together = merged({"old": old, "new": new})
     assert together["columns"] == [f"kNN: {protocol}", f"kNN: {protocol} interval=classes"]

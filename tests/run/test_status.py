@@ -9,6 +9,7 @@ import time
 import pytest
 
 import sslpipe
+from sslpipe.evaluation.suite_file import content_sha256
 from sslpipe.files import append_lines
 from sslpipe.run.lock import RunLock
 from sslpipe.run.log import read_metrics
@@ -233,6 +234,7 @@ def test_runs_are_listed(tmp_path, monkeypatch):
     row |= {"value": 0.625, "interval95": [0.5, 0.75], "column": "kNN", "bank": 9, "details": {}}
     rows = [row, {**row, "whitened": True, "value": 0.9}, {**row, "features": "random"}]
     suite = {"schema_version": 1, "facts": {}, "columns": ["kNN"], "rows": rows, "left_out": []}
+    suite["sha256"] = content_sha256(suite)
     (first / "eval.json").write_text(json.dumps(suite))
     (second / "eval.json").write_text("{}")
     of_first, of_second, _ = list_runs(tmp_path)
