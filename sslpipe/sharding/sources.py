@@ -6,6 +6,7 @@ To add a source: write a SourceReader, and a line in SOURCES (`sslpipe/sharding/
 import glob
 import os
 import re
+import shlex
 import stat
 import unicodedata
 from collections import Counter
@@ -126,7 +127,8 @@ _OF_FILES = {
     **dict.fromkeys((".csv", ".tsv", ".txt", ".lst"), _LIST),
     **dict.fromkeys((".parquet", ".arrow"), "give --source=parquet --root={file!r}"),
     ".tar": "give the folder of webdataset tars to `sslpipe shards index`, or unpack it",
-    **dict.fromkeys((".zip", ".tgz", ".gz", ".7z", ".rar"), "unpack it, and give that folder"),
+    ".zip": "unpack it with `python -m zipfile -e {quoted} {folder}`, and give --root={folder}",
+    **dict.fromkeys((".tgz", ".gz", ".7z", ".rar"), "unpack it, and give that folder"),
 }
 _UPPER = tuple(suffix.upper() for suffix in SUFFIXES)
 
@@ -466,7 +468,11 @@ def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
         remedy = _OF_FILES.get(suffix, "") if options.root.is_file() else ""
         raise DataError(
             f"--root={str(options.root)!r} is not a folder; "
-            + remedy.format(file=str(options.root))
+            + remedy.format(
+                file=str(options.root),
+                quoted=shlex.quote(str(options.root)),
+                folder=shlex.quote(str(options.root.with_suffix(""))),
+            )
             + "give the one that holds the images; for a table, parquet or idx files see --source"
             * (not remedy)
         )

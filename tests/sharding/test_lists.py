@@ -1,7 +1,11 @@
 """Lists of images as people have them: ids, other separators, a path a line, one parquet."""
 
 import re
+import shlex
+import subprocess
+import sys
 import unicodedata
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -263,13 +267,24 @@ def test_where_the_files_of_a_list_lie_is_said(tmp_path, photos, capsys, name, r
         ("list.txt", "--source=csv --csv='{file}'"),
         ("a.parquet", "--source=parquet --root='{file}'"),
         ("a.tar", "shards index"),
-        ("a.ZIP", "unpack"),
+        ("a.tgz", "unpack"),
     ],
 )
 def test_a_file_as_root_is_refused_with_what_to_give(tmp_path, capsys, name, remedy):
     (tmp_path / name).write_bytes(b"")
     error = error_of(capsys, "build", tmp_path / "out", "--root", tmp_path / name)
     assert remedy.format(file=tmp_path / name) in error
+
+
+def test_the_command_that_a_zip_is_refused_with_makes_the_root_that_it_names(tmp_path, capsys):
+    file = tmp_path / "my photos.ZIP"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("owl/1.png", png(picture(1)))
+    error = error_of(capsys, "build", tmp_path / "out", "--root", file)
+    (command,) = re.findall("`(python .*?)`", error)
+    subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True)
+    (root,) = shlex.split(error.split("--root=")[-1])
+    assert built(tmp_path, "--root", root) == {"train": ["owl/1.png"]}
 
 
 def test_a_text_file_with_a_header_is_a_table(tmp_path, photos):
