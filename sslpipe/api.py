@@ -32,7 +32,7 @@ from sslpipe.portable import write_atomically
 from sslpipe.recipe.reading import Overrides, load_recipe
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import made_with
-from sslpipe.run.checkpoint_files import damage_of, newest, read_state
+from sslpipe.run.checkpoint_files import check_same_data, damage_of, newest, read_state
 from sslpipe.run.console import say_last
 from sslpipe.run.contract import Plan
 from sslpipe.run.description import plugins_of
@@ -85,7 +85,11 @@ def train(
         raise UserError("overrides are for the path of a recipe, and this is a recipe already")
     index = load_index(data)
     with reported_refusal(run_dir):
-        plan = plan_from(recipe, index, init, checkpoint=checkpoint, run_dir=run_dir)
+        try:
+            plan = plan_from(recipe, index, init, checkpoint=checkpoint, run_dir=run_dir)
+        except UserError:
+            check_same_data(run_dir, index)  # by another one this refusal may be a consequence
+            raise
     if plan.start.kind == "random" and is_finished(plan, run_dir):
         steps: int = plan.recipe.total_steps
         say_last(f"{run_dir} is finished: {steps} of {steps} steps; nothing is left to train")

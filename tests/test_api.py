@@ -132,6 +132,21 @@ def test_a_finished_run_started_again_changes_nothing_and_imports_little(tmp_pat
             sslpipe.train(recipe, data, run, overrides=["steps=2"])
 
 
+def test_of_other_data_on_a_started_run_the_data_are_named_not_what_follows(tmp_path):
+    data = write_dataset(tmp_path / "data", (40, 60))
+    few = write_dataset(tmp_path / "few", (3, 4))
+    recipe = runs.write_recipe(tmp_path)
+    sslpipe.train(recipe, data, tmp_path / "run", overrides=["steps=1"])
+    with pytest.raises(UserError, match=r"data\.batch_size") as of_itself:
+        sslpipe.train(recipe, few, tmp_path / "new", overrides=["steps=1"])
+    for again in (data, few):
+        with pytest.raises(UserError) as refused:
+            sslpipe.train(recipe, again, tmp_path / "run", overrides=["steps=1", "data.holdout=90"])
+        named = "the data set is not the one that the run began with" in str(refused.value)
+        assert named == (again == few)
+    assert "began with" not in str(of_itself.value)
+
+
 def same_weights(run: Path, other: Path) -> bool:
     theirs = final_weights(other)
     return all(torch.equal(tensor, theirs[name]) for name, tensor in final_weights(run).items())

@@ -18,6 +18,10 @@ _NOT_IN_THE_DIGEST: dict[str, Any] = {
     "augment": {"kernels"},
     "teacher": {"features"},  # where the file is; its sha256 counts
 }
+OTHER_RUN = (  # what mends a difference
+    "use another --run-dir, with --init of this run to train its weights on, or resume with what "
+    "it began with"
+)
 
 
 def run_identity(recipe: RunRecipe, index: Any, order_version: int) -> dict[str, Any]:
@@ -65,10 +69,7 @@ def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
         if key == "digest":
             continue  # it differs with any other
         if key == "index_sha256":
-            texts.append(
-                "the data set is not the one that the run began with, which its data.json "
-                f"describes: another dataset.json, or one built anew ({_hashes(old, new)})"
-            )
+            texts.append(other_data(old, new))
         elif name == "init":
             texts.append(f"the weights it starts from, --init, are others ({_hashes(old, new)})")
         elif key == "plugins" or key.startswith("plugins."):
@@ -91,12 +92,16 @@ def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
                 overrides.append(shlex.quote(f"{name}={_toml(old)}"))
     steps = [f"add {' '.join(overrides)}"] if overrides else []
     steps += [f"leave out {' '.join(added)}"] if added else []
-    remedy = (
-        "use another --run-dir, with --init of this run to train its weights on, or resume with "
-        "what it began with"
+    more = f": {', and '.join(steps)}" if steps else ""
+    return f"{'; '.join(texts) or 'nothing that is stored differs'}; {OTHER_RUN}{more}"
+
+
+def other_data(old: str, new: str) -> str:
+    """Return that the data set is not the one that a run began with, by their sha256."""
+    return (
+        "the data set is not the one that the run began with, which its data.json describes: "
+        f"another dataset.json, or one built anew ({_hashes(old, new)})"
     )
-    remedy += f": {', and '.join(steps)}" if steps else ""
-    return f"{'; '.join(texts) or 'nothing that is stored differs'}; {remedy}"
 
 
 def differing_keys(

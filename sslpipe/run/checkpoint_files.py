@@ -11,9 +11,11 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import ConfigDict, Field
 
+from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import CheckpointError, UserError
 from sslpipe.files import Finite, Int64, Stored, read_json
 from sslpipe.portable import sha256_of
+from sslpipe.recipe.identity import OTHER_RUN, other_data
 
 FILES = {"model.safetensors", "parts.pt", "state.json"}  # of a checkpoint, beside its manifest
 
@@ -177,6 +179,18 @@ def choose_checkpoint(run_dir: Path, name: str | None) -> Choice:
         is_named=name == "best" or best.name != last.name,
         reason=best.reason,
     )
+
+
+def check_same_data(run_dir: Path, index: DatasetIndex) -> None:
+    """Raise CheckpointError where a run's newest checkpoint is of another data set."""
+    last = newest(run_dir)
+    if last is None or damage_of(last) is not None:
+        return
+    began = read_state(last).identity.index_sha256
+    if not index.has_sha256(began):
+        raise CheckpointError(
+            f"{run_dir} holds another run: {other_data(began, index.sha256)}; {OTHER_RUN}"
+        )
 
 
 def _whole(folder: Path, names: list[str]) -> list[str]:

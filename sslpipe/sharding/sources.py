@@ -127,7 +127,7 @@ _OF_FILES = {
     **dict.fromkeys((".csv", ".tsv", ".txt", ".lst"), _LIST),
     **dict.fromkeys((".parquet", ".arrow"), "give --source=parquet --root={file!r}"),
     ".tar": "give the folder of webdataset tars to `sslpipe shards index`, or unpack it",
-    ".zip": "unpack it with `python -m zipfile -e {quoted} {folder}`, and give --root={folder}",
+    ".zip": "unpack it with `python -m zipfile -e {quoted} {to}`, and give --root={folder!r}",
     **dict.fromkeys((".tgz", ".gz", ".7z", ".rar"), "unpack it, and give that folder"),
 }
 _UPPER = tuple(suffix.upper() for suffix in SUFFIXES)
@@ -465,13 +465,15 @@ def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
         raise DataError("this source needs --root DIR")
     if must_exist and not options.root.is_dir():
         suffix = options.root.suffix.lower()
+        folder = options.root.with_suffix("")
         remedy = _OF_FILES.get(suffix, "") if options.root.is_file() else ""
         raise DataError(
             f"--root={str(options.root)!r} is not a folder; "
             + remedy.format(
                 file=str(options.root),
                 quoted=shlex.quote(str(options.root)),
-                folder=shlex.quote(str(options.root.with_suffix(""))),
+                folder=str(folder),
+                to=shlex.quote(str(folder)),
             )
             + "give the one that holds the images; for a table, parquet or idx files see --source"
             * (not remedy)
