@@ -1,7 +1,8 @@
 """Trackers of experiments: copies of a run's numbers, which can never stop it.
 
 A run directory is one run of each tracker, however often it is started, resumed or evaluated:
-RUN/tracker_id holds the id under which wandb continues it.
+RUN/tracker_id holds the id under which wandb continues it, also where the directory was moved or
+copied: only the same training resumes there.
 """
 
 import os

@@ -2,6 +2,7 @@ import importlib
 import json
 import math
 import re
+import shutil
 import struct
 import sys
 
@@ -14,7 +15,7 @@ from sslpipe.run.lock import RunLock
 from sslpipe.run.log import read_metrics
 from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.reporter import Reporter, RunLog
-from sslpipe.run.trackers import log_evaluation
+from sslpipe.run.trackers import log_evaluation, run_id
 
 SECRET = "f00d-7391-not-to-be-written"
 VALUES = {"loss": 1.5, "images_per_s": 100.0, "data_wait_percent": 1.0}
@@ -219,6 +220,16 @@ def test_a_retry_a_resume_and_an_evaluation_are_one_run_of_each_tracker(tmp_path
     assert list(shown.Runs()) == ["tiny"]
     assert [e.step for e in shown.Scalars("tiny", "train/loss")] == [1, 2]
     assert [(e.step, e.value) for e in shown.Scalars("tiny", "test/ssl/kNN")] == [(2, 0.75)]
+
+
+def test_a_copied_run_is_the_same_one_in_trackers_until_its_id_is_removed(tmp_path):
+    (tmp_path / "run").mkdir()
+    first = run_id(tmp_path / "run")
+    copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert run_id(copy) == first
+    (copy / "tracker_id").unlink()
+    assert run_id(copy) not in ("", first)
+    assert run_id(tmp_path / "run") == first
 
 
 def test_an_evaluation_leaves_the_trackers_of_a_run_in_use_to_it(tmp_path):
