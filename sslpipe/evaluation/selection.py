@@ -3,8 +3,8 @@
     CONDITION   COLUMN OPERATOR VALUE | COLUMN in VALUE, VALUE, ... ; several joined by `and`
     OPERATOR    = != < <= > >=
 
-A value with spaces, commas or signs stands in quotes. Texts have no order: = != in. A missing
-value knows nothing: no condition holds for it, != neither.
+A value with spaces, commas or signs stands in quotes, its own quotes twice: 'it''s 5"'. Texts have
+no order: = != in. A missing value knows nothing: no condition holds for it, != neither.
 """
 
 import re
@@ -28,7 +28,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 _IN_OTHER_SPLITS = -2  # no sample of this one has the text
 _UNORDERED = ("=", "!=", "in")
-_WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"',=!<>]+)"""
+_WORD = r"""(?:"(?:[^"]|"")*"|'(?:[^']|'')*'|[^\s"',=!<>]+)"""
 _CONDITION = re.compile(
     rf"""\s*({_WORD})\s*([=!<>]+|(?<=[\s"'])in\b)"""
     rf"""\s*({_WORD}(?:\s*,\s*{_WORD})*)\s*(?:(?<=[\s"'])and\b(?=.*\S)|\Z)""",
@@ -53,7 +53,8 @@ def parse_conditions(text: str) -> list[Condition]:
         if match is None:
             raise DataError(
                 f"{shown(text)}: cannot read {shown(text[end:].strip())}; write COLUMN = VALUE, as "
-                "in theme = papirus, joined by `and`; a value with spaces or signs stands in quotes"
+                "in theme = papirus, joined by `and`; a value with spaces or signs stands in "
+                "quotes, its own quotes twice"
             )
         column = _plain(match[1])
         operator = match[2]
@@ -129,4 +130,5 @@ def _check_known(text: str, split: Split, name: str) -> None:
 
 
 def _plain(word: str) -> str:
-    return word[1:-1] if word[0] in "\"'" else word
+    quote = word[0]
+    return word[1:-1].replace(2 * quote, quote) if quote in "\"'" else word

@@ -66,6 +66,19 @@ def test_conditions_choose_samples(split, text, expected):
     assert chosen(split, text) == expected
 
 
+@pytest.mark.parametrize(
+    "text", ["it's 5\"", "''", '"', "'", "\"a\" and 'b'", "", "x'' = 'y", "'a"]
+)
+@pytest.mark.parametrize("quote", "'\"")
+def test_any_text_can_be_a_value_its_own_quotes_twice(text, quote):
+    word = quote + text.replace(quote, 2 * quote) + quote
+    for sign, more in (("=", ""), ("in", f",{word} , b")):
+        (first, second) = parse_conditions(f"{word}{sign}{word}{more} and age = 1")
+        assert (first.column, first.values[0]) == (text, text)
+        assert first.values[1:] == ((text, "b") if more else ())
+        assert second == ("age", "=", ("1",))
+
+
 def test_a_class_is_chosen_by_its_name_and_a_column_of_that_name_comes_first(split, tmp_path):
     labels = split.labels.tolist()
     names = [split.class_name(label) for label in labels]
