@@ -31,7 +31,7 @@ from sslpipe.report.suite import suite
 from sslpipe.run.log import read_metrics
 from sslpipe.sharding.build import write_shards
 from sslpipe.sharding.sources import SourceOptions
-from sslpipe.sharding.writer import Layout
+from sslpipe.sharding.writer import Cut, Layout
 from tools.datasets import scattered_idx
 
 EPOCHS, IMAGES, BATCH, HELD_OUT = 40, 60_000, 512, 500
@@ -146,7 +146,7 @@ def scattered(bench: Bench) -> DatasetIndex:
             "idx",
             options,
             layout,
-            test_fraction=bench.size(0.0, 0.5),  # the demo's files are of one split
+            cut=Cut(test_fraction=bench.size(0.0, 0.5)),  # the demo's files are of one split
             workers=os.cpu_count() or 1,
         )
     return load_index(out / "dataset.json")

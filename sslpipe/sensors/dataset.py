@@ -16,7 +16,7 @@ from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.dataset import joined
 from sslpipe.sharding.gather import parse_pattern
 from sslpipe.sharding.sources import SENSOR_SUFFIXES, SUFFIXES, SourceOptions
-from sslpipe.sharding.writer import Layout
+from sslpipe.sharding.writer import Cut, Layout
 
 
 @checked
@@ -116,6 +116,7 @@ def build_sensor_dataset(
         tile_px=tile,
         stride_px=stride,
         min_content=min_content,
+        value_range=parse_range(range),
     )
     check_sensors(sensors)
     options = SourceOptions(
@@ -136,15 +137,12 @@ def build_sensor_dataset(
         source,
         options,
         Layout(samples_per_shard=samples_per_shard, group_by=group_by, arrays=sensors.arrays),
-        test_fraction=test_fraction,
-        split_by=split_by,
-        unseen_classes=unseen_classes,
+        cut=Cut(test_fraction, split_by, unseen_classes),
         skip_bad=skip_bad,
         overwrite=overwrite,
         origin=origin,
         license=license,
         workers=num_workers,
         progress=progress or silent,
-        value_range=parse_range(range),
         make_samples=partial(cut_scenes, sensors=sensors, pattern=options.name_pattern),
     )

@@ -59,6 +59,7 @@ class Sensors(NamedTuple):
     tile_px: int | None = None  # side of the tiles that scenes are cut into; None: they are not
     stride_px: int | None = None  # from tile to tile
     min_content: float = 0.0  # least share of a tile's blocks that show something; see `content`
+    value_range: tuple[float, float] | None = None  # of all channels; None: as the files say
 
     @property
     def arrays(self) -> Arrays | None:
@@ -119,8 +120,7 @@ class _Scene(NamedTuple):
 
 
 def cut_scenes(
-    splits: Mapping[str, Images],
-    columns: Mapping[str, Columns],
+    source: Samples,
     folder: Path,
     workers: int,
     *,
@@ -133,6 +133,7 @@ def cut_scenes(
     disk has room for scenes that have to be decoded as a whole. Raises: DataError where files are
     of different types, or no tile shows anything.
     """
+    splits = source.images
     if not all(files.paths for files in splits.values()):
         raise DataError("--channels and --tile need a source of files: folder or csv")
     scratch = _Scratch(folder)
@@ -175,7 +176,7 @@ def cut_scenes(
             )
         if not left:
             raise DataError(f"split {split!r}: every tile is empty; give a lower --min-content")
-        own = columns[split]
+        own = source.columns[split]
         kept = own.select([name for name in own.column_names if name != CHANNEL])
         images[split], own_columns[split] = _described(
             files=files, columns=kept, scenes=scenes, sensors=sensors, pixel_bytes=pixel_bytes
@@ -186,7 +187,7 @@ def cut_scenes(
         images=images,
         columns=own_columns,
         dtype=dtype.name if sensors.channels else None,
-        window=windows.pop() if len(windows) == 1 else None,
+        window=sensors.value_range or (windows.pop() if len(windows) == 1 else None),
         notes=notes,
         split_by=PARENT if is_cut else None,
     )

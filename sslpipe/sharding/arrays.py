@@ -27,18 +27,18 @@ class Arrays(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Samples of all splits, with columns, that a reader has made of a source's files."""
+    """Samples of all splits, with columns: a source's files, or what a reader makes of them."""
 
-    images: dict[str, Images]
-    columns: dict[str, Columns]
-    dtype: str | None  # of images that are not 8-bit RGB
-    window: tuple[float, float] | None  # low and high value that all files say to look at
-    notes: list[str]
+    images: Mapping[str, Images]
+    columns: Mapping[str, Columns]
+    dtype: str | None = None  # of images that are not 8-bit RGB
+    window: tuple[float, float] | None = None  # low and high value to look at; None: measured
+    notes: Sequence[str] = ()
     split_by: str | None = None  # the column that keeps samples of a file in one split
 
 
-# images and columns by split, a folder whose disk has room, threads -> samples
-MakeSamples = Callable[[Mapping[str, Images], Mapping[str, Columns], Path, int], Samples]
+# the source's files, a folder whose disk has room, threads -> samples
+MakeSamples = Callable[[Samples, Path, int], Samples]
 
 
 def parse_channels(text: str | None) -> tuple[str, ...] | None:

@@ -9,14 +9,14 @@ from typing import NamedTuple
 from PIL import Image
 
 from sslpipe.arguments import Progress, silent
-from sslpipe.data.columns import kind_of
 from sslpipe.data.holdout import CLASS
 from sslpipe.data.image_type import RGB8, hex_colour
-from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, PATH_COLUMN, Manifest, ShardFile
+from sslpipe.data.index import PATH_COLUMN, Manifest
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import one_at_a_time, write_atomically
 from sslpipe.sharding.arrays import MakeSamples, Samples
 from sslpipe.sharding.build_report import (
+    Group,
     Report,
     check_classes,
     group_kinds,
@@ -30,12 +30,11 @@ from sslpipe.sharding.columns import (
     with_paths,
     without_splits,
 )
-from sslpipe.sharding.gather import columns_of_images, columns_of_tars, describe
+from sslpipe.sharding.gather import columns_of_images, describe
 from sslpipe.sharding.measure import measure
 from sslpipe.sharding.readers import OPTIONS, SOURCES
 from sslpipe.sharding.record import (
     FOLDER,
-    Done,
     Record,
     forget_split,
     merge_classes,
@@ -43,11 +42,13 @@ from sslpipe.sharding.record import (
     recorded_digests,
     shards_in,
 )
-from sslpipe.sharding.sources import ColumnSpec, SourceOptions, SourceReader
+from sslpipe.sharding.sources import SourceOptions, SourceReader
 from sslpipe.sharding.writer import (
+    Cut,
     Layout,
     SplitImages,
     SplitPlan,
+    WrittenSplit,
     cut_splits,
     mean_and_std,
     plan_split,
@@ -77,16 +78,13 @@ def write_shards(
     options: SourceOptions,
     layout: Layout,
     *,
-    test_fraction: float = 0.0,
-    split_by: str | None = None,
-    unseen_classes: Sequence[str] = (),
+    cut: Cut = Cut(),  # noqa: B008  # immutable
     skip_bad: bool = False,
     overwrite: bool = False,
     origin: str = "",
     license: str = "",
     workers: int = 2,
     progress: Progress = silent,
-    value_range: tuple[float, float] | None = None,
     make_samples: MakeSamples | None = None,
 ) -> Built:
     """Write shards from images; after a stop, the same call resumes to the same bytes.
@@ -96,53 +94,38 @@ def write_shards(
         source: A key of SOURCES, or what reads images of another kind.
         options: Where the source's images are.
         layout: How they are shuffled, cut into shards and changed.
-        test_fraction: Share of each class to cut from train as test, in [0, 0.9].
-        split_by: Column whose groups the cut of test leaves whole, or "class".
-        unseen_classes: Classes whose images go to splits of their own.
+        cut: What is cut from the source's splits.
         skip_bad: Skip images that cannot be decoded, instead of raising.
         overwrite: Replace the splits that the source has.
         origin: Where the images come from, for the record.
         license: Of the images, for the record.
         workers: Threads; the files do not depend on it.
         progress: Makes the progress bar of each split.
-        value_range: Low and high of all channels of images that are not 8-bit RGB; None: measured.
         make_samples: Makes samples of the source's files; None: each file is one.
 
     Raises:
         DataError: An unknown source, unreadable images, other classes, shards of another build.
     """
     _check_source(source, options)
-    if split_by and not test_fraction:
-        raise DataError(f"--split-by={split_by!r} needs --test-fraction, the share that is cut")
+    if cut.split_by and not cut.test_fraction:
+        raise DataError(f"--split-by={cut.split_by!r} needs --test-fraction, the share that is cut")
 
-    # every image of the source, its label, its split
+    # every image of the source, with its label and columns
     read = SOURCES[source] if isinstance(source, str) else source
     images = read(replace(options, out=out))
     check_classes({key: value.class_names() for key, value in images.items()})
     manifest = open_manifest(out, options.name)
-    # idx files without names, images in memory: a split may lack classes that another one has
-    by_length = sorted((each.classes for each in images.values()), key=len, reverse=True)
-    classes = tuple(dict.fromkeys(name for own in by_length for name in own))
-    columns = columns_of_images(images, options)
-    left_out = [each for value in images.values() for each in value.left_out]
-    doubts = list(dict.fromkeys(line for value in images.values() for line in value.doubts))
-    made = Samples(images=images, columns=columns, dtype=None, window=None, notes=[])
+    samples = Samples(images=images, columns=columns_of_images(images, options))
     if make_samples is not None:
-        made = make_samples(images, columns, out / FOLDER, workers)
-    images = made.images
-    columns = made.columns
-    by = split_by or made.split_by
-    splits, cut = cut_splits(images, columns, classes, layout, test_fraction, by, unseen_classes)
-    if not {*manifest.splits} <= {*splits}:  # labels of splits that stay are places in its list
-        classes = merge_classes(manifest.classes, classes)
-        splits, cut = cut_splits(
-            images, columns, classes, layout, test_fraction, by, unseen_classes
-        )
-    notes = [*made.notes, *describe(columns), *cut]
-    columns_by_split = {key: split.columns for key, split in splits.items()}
-    check_kinds(without_splits(manifest, splits), columns_by_split)
-    _check_type(manifest, splits, layout, made.dtype)
+        samples = make_samples(samples, out / FOLDER, workers)
+    cut = cut._replace(split_by=cut.split_by or samples.split_by)
+
+    # which of them lies where
+    classes = _classes(samples, manifest, cut)
+    splits, of_cut = cut_splits(samples, classes, layout.seed, cut)
+    _check_fits(manifest, splits, layout, samples.dtype)
     plans = [plan_split(key, value, layout) for key, value in splits.items()]
+    notes = [*samples.notes, *describe(samples.columns), *of_cut]
 
     # the shards; until dataset.json names them, they are not read
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -150,60 +133,48 @@ def write_shards(
         warnings.simplefilter("error", Image.DecompressionBombWarning)  # too large: a bad image
         if overwrite:
             manifest = _forget(out, manifest, [*splits])
-        notes += _claim(out, plans)
-        written: dict[str, list[Done]] = {}
+        notes += _claim(out, manifest, plans)
+        written: dict[str, WrittenSplit] = {}
         for plan in plans:
-            total = sum(map(len, plan.shards))
-            with progress(f"{out.name} {plan.split}", total) as advance:
+            with progress(f"{out.name} {plan.split}", len(plan.source.numbers)) as advance:
                 written[plan.split] = write_split(
                     out, plan, workers=workers, skip_bad=skip_bad, advance=advance
                 )
 
         # dataset.json, last
-        shards = _finished_shards(written)
-        tars = {key: [out / entry.file for entry in own] for key, own in shards.items()}
         kind = source if isinstance(source, str) else "images in memory"
+        if kind == "torchvision":
+            kind = f"torchvision {options.name}"
+        shards = {key: own.shards for key, own in written.items()}
         fields: dict[str, object] = {
-            "source": origin or (f"torchvision {options.name}" if kind == "torchvision" else kind),
+            "source": origin or kind,
             "license": license or manifest.license,
             "classes": classes,
             "splits": {**manifest.splits, **shards},
         }
         # mean and std are train's, or the first split's while there is no train
         if "train" in written or not manifest.splits:
-            key = "train" if "train" in written else next(iter(written))
-            statistics, measured = _statistics(
-                tars[key], written[key], layout, value_range or made.window
-            )
+            own = written.get("train", written[plans[0].split])
+            statistics, measured = _statistics(out, own, samples.window)
             fields |= statistics
             notes += measured
-        missing = {key: list(value.missing) for key, value in images.items() if value.missing}
+        missing = {key: [*own.missing] for key, own in samples.images.items() if own.missing}
         _list_missing(out / MISSING, missing, written)
-        specs = _specs(columns)
-        in_shards = columns_of_tars(
-            tars,
-            SourceOptions(columns=specs),
-            required=False,
-            workers=workers,
-            suffixes=IMAGE_SUFFIXES if layout.arrays is None else ARRAY_SUFFIXES,
+        columns = _with_paths(
+            {key: own.columns() for key, own in written.items()}, written, manifest
         )
-        in_shards = _with_paths(in_shards, written, specs, manifest)
-        manifest = save_columns(out, manifest.model_copy(update=fields), in_shards)
+        manifest = save_columns(out, manifest.model_copy(update=fields), columns)
 
         # the report
-        done = [each for own in written.values() for each in own]
-        skipped = [line for each in done for line in each.bad]
-        bad = group_kinds(
-            ("images that cannot be read or decoded", "", line.partition(": ")[0])
-            for line in skipped
-        )
+        done = [each for own in written.values() for each in own.done]
+        skipped = [reason for each in done for reason in each.bad.values()]
         report = write_report(
             out,
-            left_out=[*left_out, *bad],
-            looked_at=sum(each.entry.samples for each in done if each.entry is not None),
-            images=merge_groups(each for own in done for each in own.remarks),
-            doubts=doubts,
-            split_by_class=split_by == CLASS,
+            left_out=_left_out(samples, skipped),
+            looked_at=sum(shard.samples for own in shards.values() for shard in own),
+            images=merge_groups(group for each in done for group in each.remarks),
+            doubts=list(dict.fromkeys(d for own in samples.images.values() for d in own.doubts)),
+            split_by_class=cut.split_by == CLASS,
             digests=recorded_digests(out),
             workers=workers,
         )
@@ -230,10 +201,22 @@ def _check_source(source: str | SourceReader, options: SourceOptions) -> None:
             raise DataError(f"{named} is for the source {needed}; here --source is {source}")
 
 
-def _check_type(
+def _classes(samples: Samples, manifest: Manifest, cut: Cut) -> tuple[str, ...]:
+    """Return the names of classes by label: those of the splits that stay, else the source's."""
+    # idx files without names, images in memory: a split may lack classes that another one has
+    by_length = sorted((each.classes for each in samples.images.values()), key=len, reverse=True)
+    classes = tuple(dict.fromkeys(name for own in by_length for name in own))
+    if {*manifest.splits} <= {*cut.splits(samples.images)}:
+        return classes
+    return merge_classes(manifest.classes, classes)
+
+
+def _check_fits(
     manifest: Manifest, splits: Mapping[str, SplitImages], layout: Layout, dtype: str | None
 ) -> None:
-    """Raise DataError where images are of another type than those of splits that stay."""
+    """Raise DataError where columns or images are of another type than in splits that stay."""
+    columns = {key: split.columns for key, split in splits.items()}
+    check_kinds(without_splits(manifest, splits), columns)
     kept = [key for key in manifest.splits if key not in splits]
     image = manifest.image or RGB8
     dtype = dtype or RGB8.dtype
@@ -254,13 +237,12 @@ def _check_type(
         )
 
 
-def _claim(out: Path, plans: Sequence[SplitPlan]) -> list[str]:
+def _claim(out: Path, manifest: Manifest, plans: Sequence[SplitPlan]) -> list[str]:
     """Remove what unfinished builds of other images or options have left; returns what to say.
 
     Raises: DataError where the folder holds shards of these splits that another build wrote.
     """
-    manifest = open_manifest(out)
-    begun_anew = []
+    notes = []
     held = []
     for plan in plans:
         recorded = Record(out, plan.split).plan()
@@ -271,7 +253,10 @@ def _claim(out: Path, plans: Sequence[SplitPlan]) -> list[str]:
             is_held = recorded != plan.fingerprint
         if is_held and recorded and not is_finished:
             forget_split(out, plan.split)
-            begun_anew.append(plan.split)
+            notes.append(
+                f"split {plan.split}: an unfinished build of other images or options was there; it "
+                "is begun anew"
+            )
         elif is_held:
             held.append(plan.split)
     if held:
@@ -284,79 +269,58 @@ def _claim(out: Path, plans: Sequence[SplitPlan]) -> list[str]:
             f"{out} already holds {' and '.join(held)} shards of other images or options; choose "
             f"another folder, or {remedy}"
         )
-    return [
-        f"split {split}: an unfinished build of other images or options was there; it is begun anew"
-        for split in begun_anew
-    ]
+    return notes
 
 
 def _forget(out: Path, manifest: Manifest, written: Sequence[str]) -> Manifest:
     """Remove the splits that are to be written anew; returns the manifest without them."""
     kept = {key: value for key, value in manifest.splits.items() if key not in written}
     manifest = without_splits(manifest.model_copy(update={"splits": kept}), written)
-    if out.is_dir():
-        save_columns(out, manifest, {})
-        for key in written:
-            forget_split(out, key)
+    save_columns(out, manifest, {})
+    for key in written:
+        forget_split(out, key)
     return manifest
 
 
 # --- once all shards are there
 
 
-def _finished_shards(written: Mapping[str, Sequence[Done]]) -> dict[str, tuple[ShardFile, ...]]:
-    """Return the shards that dataset.json will name. Raises: DataError for a split without any."""
-    shards = {}
-    for key, own in written.items():
-        shards[key] = tuple(done.entry for done in own if done.entry is not None)
-        if not shards[key]:
-            raise DataError(f"split {key!r} has no image that can be decoded")
-    return shards
-
-
 def _statistics(
-    tars: Sequence[Path],
-    done: list[Done],
-    layout: Layout,
-    value_range: tuple[float, float] | None,
+    out: Path, written: WrittenSplit, window: tuple[float, float] | None
 ) -> tuple[dict[str, object], list[str]]:
     """Return type, mean and std of a split's images as dataset.json has them, and what to say."""
+    layout = written.plan.layout
     if layout.arrays is None:
-        mean, std = mean_and_std(done)
+        mean, std = mean_and_std(written.done)
         image = None if layout.background is None else RGB8.on(layout.background)
         return {"image": image, "mean": mean, "std": std}, []
-    measured = measure(tars, layout.arrays.channels, value_range)
+    tars = [out / shard.file for shard in written.shards]
+    measured = measure(tars, layout.arrays.channels, window)
     image = measured.image.read_as(layout.arrays.reading)
     return {"image": image, "mean": measured.mean, "std": measured.std}, measured.notes
 
 
-def _specs(columns: Mapping[str, Columns]) -> tuple[ColumnSpec, ...]:
-    """Return what is read back from the shards: the columns of all splits, of the same kinds."""
-    kinds = {
-        name: kind_of(table.column(name))
-        for table in columns.values()
-        for name in table.column_names
-    }
-    return tuple(ColumnSpec(name, name, kind) for name, kind in kinds.items())
-
-
 def _with_paths(
-    columns: Mapping[str, Columns],
-    written: Mapping[str, Sequence[Done]],
-    specs: Sequence[ColumnSpec],
-    manifest: Manifest,
+    columns: Mapping[str, Columns], written: Mapping[str, WrittenSplit], manifest: Manifest
 ) -> dict[str, Columns]:
     """Add the column of paths to splits of files, unless there is a column of such a name."""
+    own = {name for table in columns.values() for name in table.column_names}
     known = manifest.columns.get(PATH_COLUMN)
-    own = [spec.name for spec in specs]
     alike = {name for name in (*own, *manifest.columns) if name.lower() == PATH_COLUMN}
     is_ours = PATH_COLUMN not in own and (known is None or known.kind == "text")
-    added = dict(columns)
-    for split, shards in written.items():
-        names = [name for done in shards for name in done.names]
-        if names and is_ours and alike <= {PATH_COLUMN}:
-            added[split] = with_paths(columns[split], names)
-    return added
+    if not is_ours or not alike <= {PATH_COLUMN}:
+        return {**columns}
+    return {
+        split: with_paths(table, written[split].names()) if written[split].names() else table
+        for split, table in columns.items()
+    }
+
+
+def _left_out(samples: Samples, skipped: Iterable[str]) -> list[Group]:
+    """Count what of the source became no sample, and the images that were skipped as bad."""
+    what = "images that cannot be read or decoded"
+    bad = group_kinds((what, "", line.partition(": ")[0]) for line in skipped)
+    return [*(group for own in samples.images.values() for group in own.left_out), *bad]
 
 
 def _list_missing(path: Path, missing: Mapping[str, Sequence[str]], written: Iterable[str]) -> None:

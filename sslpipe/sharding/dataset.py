@@ -22,7 +22,7 @@ from sslpipe.sharding.join_tars import Joined, join_folders
 from sslpipe.sharding.readers import SOURCES
 from sslpipe.sharding.sources import SourceOptions, SourceReader, class_names
 from sslpipe.sharding.verify import Fault, verify_columns, verify_shard
-from sslpipe.sharding.writer import Layout
+from sslpipe.sharding.writer import Cut, Layout
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -157,9 +157,7 @@ def build_dataset(
         reader,
         options,
         layout,
-        test_fraction=test_fraction,
-        split_by=split_by,
-        unseen_classes=unseen_classes,
+        cut=Cut(test_fraction, split_by, unseen_classes),
         skip_bad=skip_bad,
         overwrite=overwrite,
         origin=origin,

@@ -5,8 +5,8 @@ it is the one of all cells, and cells of different kinds are an error that names
 digits of a code (007, 12e3 beside whole numbers, or more than a number holds) are a text, and so is
 then each number beside them.
 
-A sample's values are in its KEY.json in the shard. So whatever wrote a shard (this build, one that
-was stopped, another machine, another program), its columns are read from it.
+A sample's values are in its KEY.json in the shard, from which an index reads them, whatever program
+wrote the shard; a build knows them.
 """
 
 import json
@@ -208,14 +208,13 @@ def columns_of_tars(
     shards: Mapping[str, Sequence[Path]],
     options: SourceOptions,
     *,
-    required: bool = True,
     workers: int = 2,
     suffixes: Sequence[str] = IMAGE_SUFFIXES,
 ) -> dict[str, Columns]:
     """Read columns from the samples of tars, by split, in order; nothing else of them is read.
 
     They are keys of KEY.json, and named groups of an image's name. Raises: DataError as
-    `columns_of_images`, where a KEY.json is no object, and with `required` for a key in none.
+    `columns_of_images`, and where a KEY.json is no object.
     """
     fields = options.fields
     wanted = _wanted(options)
@@ -237,7 +236,7 @@ def columns_of_tars(
                     cells[field] += matched.get(field) or [tree.get(field) for tree in trees]
                 seen |= {field for tree in trees for field in tree}
     for field in fields:
-        if required and field not in seen:
+        if field not in seen:
             raise DataError(
                 f"--columns={field!r}: no sample has it{did_you_mean(field, seen)}; in their "
                 f"JSON is: {', '.join(sorted(seen)[:20]) or 'nothing'}"

@@ -64,8 +64,7 @@ class Done(BaseModel):
     shard: int
     entry: ShardFile | None
     moments: Moments
-    bad: list[str]  # "NAME: reason" for each image that was skipped
-    names: list[str] = []  # of its images, in order, where they are files
+    bad: dict[int, str]  # "NAME: reason" of each image that was skipped, by its number
     digests: Annotated[str, Field(pattern=r"^([0-9a-f]{32})*$")] = ""  # of its images, in order
     remarks: list[Group] = []  # images that lose something or are unusual, see `remarks_on`
 

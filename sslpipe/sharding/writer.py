@@ -13,7 +13,7 @@ import re
 import tarfile
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import pairwise
@@ -28,12 +28,12 @@ from sslpipe.data.columns import kind_of
 from sslpipe.data.decode import BadSample, decode, image_kind
 from sslpipe.data.holdout import CLASS
 from sslpipe.data.image_type import Reading
-from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, Triple
+from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, ShardFile, Triple
 from sslpipe.data.subsets import choose_groups, class_groups
 from sslpipe.errors import DataError, counted, did_you_mean, listed
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
-from sslpipe.sharding.arrays import Arrays, without_nan
+from sslpipe.sharding.arrays import Arrays, Samples, without_nan
 from sslpipe.sharding.build_report import UNSEEN, group_kinds
 from sslpipe.sharding.columns import Columns, find_groups, to_json
 from sslpipe.sharding.copies import digest_of
@@ -67,6 +67,19 @@ class Layout(NamedTuple):
     arrays: Arrays | None = None  # images that are not 8-bit RGB; None: 8-bit RGB
 
 
+class Cut(NamedTuple):
+    """Which samples leave their split for one of their own."""
+
+    test_fraction: float = 0.0  # share of each class to move from train to test, in [0, 0.9]
+    split_by: str | None = None  # column whose groups stay whole then, or "class"
+    unseen_classes: Sequence[str] = ()  # whose images go from each split S to S_unseen
+
+    def splits(self, there: Iterable[str]) -> list[str]:
+        """Return the names of the splits that those of a source become."""
+        names = [*there, "test"] if self.test_fraction else [*there]
+        return names + [f"{name}{UNSEEN}" for name in names if self.unseen_classes]
+
+
 class SplitImages(NamedTuple):
     """A split to write: some of a source's images."""
 
@@ -80,13 +93,7 @@ class SplitImages(NamedTuple):
 
 
 def cut_splits(
-    images: Mapping[str, Images],
-    columns: Mapping[str, Columns],
-    classes: tuple[str, ...],
-    layout: Layout,
-    test_fraction: float,
-    split_by: str | None,
-    unseen: Sequence[str],
+    samples: Samples, classes: tuple[str, ...], seed: int, cut: Cut
 ) -> tuple[dict[str, SplitImages], list[str]]:
     """Cut test from train, and unseen classes from all; returns the splits and what to say.
 
@@ -94,21 +101,21 @@ def cut_splits(
     """
     splits = dict[str, SplitImages]()
     notes = list[str]()
-    for key, value in images.items():
-        places = np.array([classes.index(name) for name in value.classes] or [-1], np.int64)
-        labels = np.where(value.labels < 0, -1, places[value.labels])
-        value = replace(value, labels=labels, classes=classes)
+    for key, images in samples.images.items():
+        places = np.array([classes.index(name) for name in images.classes] or [-1], np.int64)
+        labels = np.where(images.labels < 0, -1, places[images.labels])
+        columns = samples.columns[key]
         splits[key] = SplitImages(
-            images=value,
-            numbers=np.arange(len(value)),
-            columns=columns[key],
-            described=to_json(columns[key], len(value)),
+            images=replace(images, labels=labels, classes=classes),
+            numbers=np.arange(len(images)),
+            columns=columns,
+            described=to_json(columns, len(images)),
         )
-    if test_fraction:
-        splits = cut_test(splits, test_fraction, layout.seed, split_by)
-        notes = [] if split_by is None else _describe_groups(splits, split_by)
-    if unseen:
-        splits = _cut_classes(splits, unseen, classes)
+    if cut.test_fraction:
+        splits = cut_test(splits, cut.test_fraction, seed, cut.split_by)
+        notes = [] if cut.split_by is None else _describe_groups(splits, cut.split_by)
+    if cut.unseen_classes:
+        splits = _cut_classes(splits, cut.unseen_classes, classes)
     for key in splits:
         if not _SPLIT_NAME.fullmatch(key):
             raise DataError(f"split {key!r}: a name is letters, digits and . + - _, as in train")
@@ -222,6 +229,34 @@ class SplitPlan(NamedTuple):
     fingerprint: str
 
 
+class WrittenSplit(NamedTuple):
+    """A split whose shards are on disk: what was planned, and each shard, in order."""
+
+    plan: SplitPlan
+    done: list[Done]
+
+    @property
+    def shards(self) -> tuple[ShardFile, ...]:
+        """Those that have a sample, as dataset.json names them."""
+        return tuple(each.entry for each in self.done if each.entry is not None)
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """Which of the source's images the samples are, in their order; (n,)."""
+        order = np.concatenate(self.plan.shards)
+        bad = [number for each in self.done for number in each.bad]
+        return order[~np.isin(order, bad)]
+
+    def columns(self) -> Columns:
+        """Return the samples' columns."""
+        return self.plan.source.columns.take(self.numbers).combine_chunks()
+
+    def names(self) -> list[str]:
+        """Return where the samples lie below the source's root; [] where they are no files."""
+        images = self.plan.source.images
+        return [images.names[n] for n in self.numbers.tolist()] if images.are_places else []
+
+
 def plan_split(split: str, source: SplitImages, layout: Layout) -> SplitPlan:
     """Shuffle a split's images and cut them into shards."""
     return SplitPlan(
@@ -240,12 +275,12 @@ def write_split(
     workers: int,
     skip_bad: bool,
     advance: Advance,
-) -> list[Done]:
-    """Write what is missing of a split's shards and return all of them, in shard order.
+) -> WrittenSplit:
+    """Write what is missing of a split's shards and return all of them.
 
     Files do not depend on `workers`, which are threads. With `skip_bad` an image
     that cannot be decoded is listed in `Done.bad`. `advance` takes numbers of
-    images. Raises: DataError for a bad image, which it names.
+    images. Raises: DataError for a bad image, which it names, and where all are bad.
     """
     # what an earlier call has finished
     record = Record(folder, plan.split)
@@ -274,7 +309,10 @@ def write_split(
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [done[shard] for shard in numbers]
+    written = WrittenSplit(plan, [done[shard] for shard in numbers])
+    if not written.shards:
+        raise DataError(f"split {plan.split!r} has no image that can be decoded")
+    return written
 
 
 def mean_and_std(shards: list[Done]) -> tuple[Triple, Triple]:
@@ -375,9 +413,8 @@ def _write_shard(
     """Write one tar and its sidecar, each atomically; no tar where every image is bad."""
     images = plan.source.images
     path = folder / f"{plan.split}-{shard:06d}.tar"
-    bad = list[str]()
+    bad = dict[int, str]()
     remarks = list[tuple[str, str, str]]()
-    names = list[str]()
     digests = list[str]()
     # of pixels
     count = 0
@@ -395,10 +432,9 @@ def _write_shard(
             try:
                 suffix, raw, pixels, of_image = _encode(plan, number)
             except BadSample as error:
-                bad.append(f"{name}: {error}")
+                bad[number] = f"{name}: {error}"
                 continue
             remarks += [(what, "", name) for what in of_image]
-            names.append(name)
             digests.append(digest_of(raw).hex())
             count += pixels.shape[1]
             sums += pixels.sum(axis=1)
@@ -415,7 +451,7 @@ def _write_shard(
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
         if bad and not skip_bad:  # all of this shard, so that they are mended at once
-            raise DataError(_unreadable(bad))
+            raise DataError(_unreadable([*bad.values()]))
     if not count:
         path.unlink()
     suffixes = ARRAY_SUFFIXES if plan.layout.arrays else IMAGE_SUFFIXES
@@ -424,7 +460,6 @@ def _write_shard(
         entry=index_tar(path, suffixes)[0] if count else None,  # now that it is whole and on disk
         moments=Moments(pixels=count, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
-        names=names if images.are_places else [],
         digests="".join(digests),
         remarks=group_kinds(remarks),
     )

@@ -25,7 +25,7 @@ from sslpipe.sharding.index_tars import check_columns, find_tars, index_folder
 from sslpipe.sharding.record import save_manifest
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions
 from sslpipe.sharding.verify import verify_columns
-from sslpipe.sharding.writer import MOST_TOGETHER, Layout
+from sslpipe.sharding.writer import MOST_TOGETHER, Cut, Layout
 from tests.helpers.dataset import picture, png
 from tests.helpers.shards import error_of, report_of, run, tree, write_tar
 
@@ -73,7 +73,7 @@ def check_values(folder: Path) -> None:
 
 def test_a_table_fills_columns(tmp_path):
     options, out = write_csv(tmp_path / "in"), tmp_path / "out"
-    built = write_shards(out, "csv", options, LAYOUT, test_fraction=0.25)
+    built = write_shards(out, "csv", options, LAYOUT, cut=Cut(test_fraction=0.25))
     assert built.notes == (
         "column patient: text, missing in 8 of 32 samples",
         "column age: integer, missing in 7 of 32 samples",
@@ -126,7 +126,7 @@ def test_shards_that_are_indexed_again_have_the_same_values(tmp_path):
 
 def test_splits_written_anew_replace_their_columns(tmp_path):
     options, out = write_csv(tmp_path / "in"), tmp_path / "out"
-    write_shards(out, "csv", options, LAYOUT, test_fraction=0.25)
+    write_shards(out, "csv", options, LAYOUT, cut=Cut(test_fraction=0.25))
     write_shards(out, "csv", replace(options, columns=options.columns[:1]), LAYOUT, overwrite=True)
     manifest = load_index(out).manifest
     assert set(manifest.columns["patient"].splits) == {"train", "test"}
@@ -212,9 +212,9 @@ PATTERN = parse_pattern(r"(?P<theme>[^/]+)/(?P<size>\d+)/.+\.png")
 def test_a_column_that_is_not_there_or_cannot_group_is_one_line(tmp_path, options, change, words):
     options = {"root": write_icons(tmp_path / "in"), "name_pattern": PATTERN, **options}
     layout = LAYOUT._replace(group_by=change.get("group_by"))
-    cut = {"test_fraction": 0.2, "split_by": change.get("split_by")}
+    cut = Cut(test_fraction=0.2, split_by=change.get("split_by"))
     with pytest.raises(DataError, match=words):
-        write_shards(tmp_path / "out", "folder", SourceOptions(**options), layout, **cut)
+        write_shards(tmp_path / "out", "folder", SourceOptions(**options), layout, cut=cut)
 
 
 @pytest.mark.parametrize("text", ["(", "(?P<a b>x)", "no group", "(?P<_a>x)"])
