@@ -132,9 +132,16 @@ def _check_once(splits: Mapping[str, str], where: str) -> None:
 
 
 def names_like_splits(names: Iterable[str]) -> list[str]:
-    """Return the names that hold the word of a split among others: test_tube, bullet train."""
+    """Return the names of a split, or that tell two splits apart: train_cats, val_cats.
+
+    One that only holds the word is a class: test_tube, bullet train.
+    """
     parsed = {name: _parse(name) for name in names}
-    return [name for name, found in parsed.items() if found and found.split in _SURE]
+    known = {name: found for name, found in parsed.items() if found and found.split in _SURE}
+    splits = defaultdict[tuple[str, ...], set[str]](set)  # by the other words
+    for found in known.values():
+        splits[found.rest].add(found.split)
+    return [name for name, found in known.items() if not found.rest or len(splits[found.rest]) > 1]
 
 
 def _parse(name: str) -> SplitName | None:

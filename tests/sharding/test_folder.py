@@ -223,14 +223,14 @@ def test_a_class_that_differs_by_case_between_splits_is_refused(tmp_path, capsys
 def test_slips_in_names_of_classes_are_named(tmp_path, capsys):
     root = photos(tmp_path / "in", "train/Persian/1.png", "train/A/1.png", "train/a/1.png")
     photos(root, "test/persain/2.png", "test/A/2.png", "test/a/2.png", "train/1001/1.png")
-    photos(root, "test/1002/1.png", "train/test_tube/1.png", "test/test_tube/1.png")
+    photos(root, "test/1002/1.png", "train/testing/1.png", "test/testing/1.png")
     photos(root, "train/A/3.png")
     assert run("build", tmp_path / "out", "--root", root) == 0
     said = "\n".join(report_of(tmp_path / "out").doubts)
     assert "near: Persian and persain" in said
     assert "1002 and" not in said  # numbers are near each other by nature
     assert "differ by case or blanks: A, a" in said
-    assert "like a split: test_tube" in said
+    assert "like a split: testing" in said
     assert "split test lacks 2 of 7 classes: 1001, Persian" in said
     assert "4 classes of one image: 1001, 1002, Persian and 1 more" in said
     assert said in "\n".join(capsys.readouterr().out.replace("look at this: ", "").splitlines())

@@ -36,7 +36,22 @@ def test_names_that_share_their_other_words_are_splits_together():
         "seg_test": "test",
     }
     assert read_splits(["steam_train", "test_tube"], "here") == {}  # two classes
-    assert names_like_splits(["steam_train", "test_tube", "latest"]) == ["steam_train", "test_tube"]
+
+
+@pytest.mark.parametrize(
+    ("names", "suspected"),
+    [
+        ("steam_train bullet-train test_tube latest", ""),
+        ("gnome-dev-printer-new krb-no-valid-ticket gnome-dev-harddisk", ""),  # of icon themes
+        ("Train dog", "Train"),
+        ("testset dog steam_train", "testset"),
+        ("train_cats val_cats train_dogs dog", "train_cats val_cats"),
+        ("catsTrain cats-test dog", "catsTrain cats-test"),
+        ("gallery query dog", ""),
+    ],
+)
+def test_a_class_is_named_like_a_split_where_the_word_is_all_or_tells_two_apart(names, suspected):
+    assert names_like_splits(names.split()) == suspected.split()
 
 
 def test_a_gallery_is_a_split_beside_splits_only():
