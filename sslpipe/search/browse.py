@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -150,7 +154,25 @@ def show_map(
     options = [*SHOWN_BY, *(SHOWN_WITH if images else ())]
     say(f"embedding-atlas {shlex.quote(str(path))} {' '.join(options)}")
     words = ["-m", "embedding_atlas.cli", str(path), *options, "--host", "127.0.0.1"]
-    subprocess.run([sys.executable, *words], check=False)
+    with _sigterm_raises():  # then `run` kills what it started, which else outlives this process
+        subprocess.run([sys.executable, *words], check=False)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let a SIGTERM to this process raise SystemExit with the shell's status for it, inside."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # where Python has no handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _umap(features: torch.Tensor, near: torch.Tensor, distances: torch.Tensor) -> NDArray[Any]:

@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -24,6 +27,7 @@ from sslpipe.search import browse
 from sslpipe.search.images import ImageSearch
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import picture, write_dataset
+from tests.helpers.runs import ROOT
 
 parquet = pytest.importorskip("pyarrow.parquet")
 HOSTILE = '<img src=x onerror="window.hacked = 1"><b>bold</b>'
@@ -158,6 +162,35 @@ def test_the_map_is_opened_by_the_command_that_is_printed(tmp_path, monkeypatch)
     assert ["embedding-atlas", *words[: words.index("--host")]] == shlex.split(said[0])
     assert words[words.index("--host") + 1] == "127.0.0.1"
     assert words[0] == "a map.parquet"
+
+
+DEAF = """import signal, time
+for each in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(each, signal.SIG_IGN)
+print("serving", flush=True)
+time.sleep(60)
+"""
+COMMAND = """import sys, pathlib
+from sslpipe.search.browse import show_map
+try:
+    show_map(pathlib.Path("map.parquet"))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_server_ends_with_the_command_also_where_it_hears_no_signal(tmp_path, sent, status):
+    (tmp_path / "embedding_atlas").mkdir()
+    (tmp_path / "embedding_atlas" / "__init__.py").touch()
+    (tmp_path / "embedding_atlas" / "cli.py").write_text(DEAF)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    words = [sys.executable, "-c", COMMAND]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE) as command:
+        assert command.stdout.readline() == b"serving\n"
+        command.send_signal(sent)
+        command.communicate(timeout=30)  # the pipe is closed when both have ended
+        assert command.returncode == status
 
 
 @pytest.mark.parametrize("kind", ["file", "array", "embeddings"])
