@@ -1,7 +1,6 @@
 """What a fine-tuning trains: a backbone and its losses, in one module; the queue of past rows."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +8,6 @@ from torch import Tensor, nn
 from sslpipe.distributed import all_gather_rows
 from sslpipe.errors import RecipeError
 from sslpipe.losses.engine.queue import enqueue
-from sslpipe.metric_learning.heads.head import Head
-from sslpipe.metric_learning.losses.metric_loss import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import LabelCounts, References
 from sslpipe.models.backbones import Backbone
 
@@ -113,10 +110,7 @@ class MetricTask(nn.Module):
         terms = []
         for weight, loss in zip(self.weights, self.losses, strict=True):
             try:
-                compute = partial(loss, embeddings, labels, ids=ids, ref=ref, miner=self.miner)
-                # losses of others do not know the argument
-                is_own = isinstance(loss, Head | MetricLoss)
-                term = compute(counts=counts) if is_own else compute()
+                term = loss(embeddings, labels, ids=ids, ref=ref, miner=self.miner, counts=counts)
             except ValueError as error:  # sizes and settings that only rows and labels contradict
                 raise RecipeError(f"[loss] {type(loss).__name__}: {error}") from error
             terms.append(weight * term)

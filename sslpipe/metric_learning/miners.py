@@ -23,7 +23,6 @@ from sslpipe.metric_learning.losses.pairwise import (
     compare,
     hardest_pairs,
     labelled_rows,
-    positive_slots,
     unit,
 )
 from sslpipe.precision import wide_dtype
@@ -60,10 +59,14 @@ class Miner(Part):
                 rows, labels = labelled_rows(rows, cast(Tensor, pairs))
                 rows, pairs = compare(rows.to(wide_dtype(rows.device)), labels, None, None)
             pairs = cast(Pairs, pairs)
-            return self.select(rows, pairs, loss=loss) if len(rows.columns) else pairs
+            return self.select_by_loss(rows, pairs, loss) if len(rows.columns) else pairs
+
+    def select_by_loss(self, batch: LabelledRows, pairs: Pairs, loss: Loss | None) -> Pairs:
+        """Return what `select` does; the one miner that compares losses does it here."""
+        return self.select(batch, pairs)
 
     @abstractmethod
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
         """Return those of `pairs` that a loss shall see; called without gradient."""
 
 
@@ -92,7 +95,7 @@ class RandomMiner(Miner):
 
     def one_negative_each(self, batch: LabelledRows, pairs: Pairs, weights: Tensor) -> Pairs:
         """Draw a negative for each positive pair, with probability ~ its weight (n, M)."""
-        slots = positive_slots(pairs.positive)
+        slots = pairs.slots()
         chosen = sample(weights, self.uniform_rows(batch, slots.columns.shape[1]))  # (n, P)
         fits = slots.filled & pairs.negative.any(1, keepdim=True)
         triplets = pairs.negative.new_zeros(*chosen.shape, weights.shape[1])
@@ -103,14 +106,14 @@ class RandomMiner(Miner):
 class AllPairsMiner(Miner):
     """Keep everything: for each anchor K - 1 positives, each with all negatives."""
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
         return pairs
 
 
 class OnePerClassMiner(RandomMiner):
     """Draw for each anchor one random negative of each other class: the tuples of tuplet losses."""
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
         draws = self.uniform_rows(batch, len(batch.column_labels))
         draws = draws.masked_fill(~pairs.negative, -1)  # (n, M)
         place = torch.unique(batch.column_labels, return_inverse=True)[1].expand(len(draws), -1)
@@ -129,27 +132,28 @@ class BatchHardMiner(Miner):
     distance: Distance = "euclidean"
     """"euclidean", "squared" or "cosine"."""
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
         d = batch.distances(self.distance)
         both = (pairs.positive.any(1) & pairs.negative.any(1))[:, None]
         farthest = d.masked_fill(~pairs.positive, -torch.inf).argmax(1)
         nearest = d.masked_fill(~pairs.negative, torch.inf).argmin(1)
-        return _narrowed(
-            pairs, only_at(farthest, pairs.positive & both), only_at(nearest, pairs.negative & both)
+        return pairs._replace(
+            positive=only_at(farthest, pairs.positive & both),
+            negative=only_at(nearest, pairs.negative & both),
         )
 
 
 class PackagedMiner(Miner):
     """Read rows of the global batch as anchor, positive, negative, anchor, positive, negative."""
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
         row = torch.arange(len(batch.labels), device=batch.labels.device)[:, None] + batch.first
         column = torch.arange(len(batch.column_labels), device=batch.labels.device)
         anchor = row % 3 == 0
         positive = pairs.positive & anchor & (column == row + 1)
         negative = pairs.negative & anchor & (column == row + 2)
         whole = positive.any(1, keepdim=True) & negative.any(1, keepdim=True)
-        return _narrowed(pairs, positive & whole, negative & whole)
+        return pairs._replace(positive=positive & whole, negative=negative & whole)
 
 
 class MultiSimilarityMiner(Miner):
@@ -164,12 +168,13 @@ class MultiSimilarityMiner(Miner):
     epsilon: float = 0.1
     """The tolerance."""
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
         s = unit_rows(batch).similarities()
         lowest = s.masked_fill(~pairs.positive, torch.inf).amin(1, keepdim=True)
         highest = s.masked_fill(~pairs.negative, -torch.inf).amax(1, keepdim=True)
         positive = pairs.positive & (s - self.epsilon < highest)
-        return _narrowed(pairs, positive, pairs.negative & (s + self.epsilon > lowest))
+        negative = pairs.negative & (s + self.epsilon > lowest)
+        return pairs._replace(positive=positive, negative=negative)
 
 
 class PairMarginMiner(Miner):
@@ -182,10 +187,11 @@ class PairMarginMiner(Miner):
     distance: Distance = "euclidean"
     """"euclidean", "squared" or "cosine"."""
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
         d = batch.distances(self.distance)
         positive = pairs.positive & (d > self.positive)
-        return _narrowed(pairs, positive, pairs.negative & (d < self.negative))
+        negative = pairs.negative & (d < self.negative)
+        return pairs._replace(positive=positive, negative=negative)
 
 
 class HardestShareMiner(Miner):
@@ -202,7 +208,7 @@ class HardestShareMiner(Miner):
     distance: Distance = "euclidean"
     """"euclidean", "squared" or "cosine"."""
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
         return hardest_pairs(
             batch=batch,
             pairs=pairs,
@@ -223,9 +229,12 @@ class MaximumLossMiner(RandomMiner):
     trials: Annotated[int, Field(ge=1, le=10_000)] = 5
     """How many subsets."""
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
+        raise ValueError("this miner compares losses: use it in one, loss(..., miner=miner)")
+
+    def select_by_loss(self, batch: LabelledRows, pairs: Pairs, loss: Loss | None) -> Pairs:
         if loss is None:
-            raise ValueError("this miner compares losses: use it in one, loss(..., miner=miner)")
+            return self.select(batch, pairs)  # which refuses
         size = len(batch.column_labels) - batch.references
         subsets = []
         for trial in range(self.trials):
@@ -257,9 +266,9 @@ class TripletMiner(Miner):
     distance: Distance = "squared"
     """"squared", "euclidean" or "cosine"; the paper's are squared, of unit rows."""
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
         d = batch.distances(self.distance)
-        slots = positive_slots(pairs.positive)
+        slots = pairs.slots()
         near = slots.take(d)
         triplets = pairs.negative.new_zeros(*near.shape, d.shape[1])  # (n, P, M)
         for p in range(near.shape[1]):  # one positive at a time: nothing but bits of size n P M
@@ -288,7 +297,7 @@ class SemiHardMiner(TripletMiner):
 class RandomNegativeMiner(RandomMiner):
     """Draw for each positive pair a negative, all with the same probability."""
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
         return self.one_negative_each(batch, pairs, pairs.negative.to(batch.anchors.dtype))
 
 
@@ -316,7 +325,7 @@ class DistanceWeightedMiner(RandomMiner):
                 f"cutoff = {self.cutoff}, limit = {self.limit}: 0 < cutoff < limit <= 2 needed"
             )
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
         return self.one_negative_each(batch, pairs, self.weights(batch, pairs))
 
     def weights(self, batch: LabelledRows, pairs: Pairs) -> Tensor:
@@ -347,11 +356,11 @@ class AngularMiner(Miner):
         super().setup()
         self.steepness = 4 * math.tan(math.radians(self.angle_deg)) ** 2
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
         batch = unit_rows(batch)
         d2 = batch.distances("squared")
         everyone = batch._replace(anchors=batch.columns).distances("squared")  # (M, M)
-        slots = positive_slots(pairs.positive)
+        slots = pairs.slots()
         near = slots.take(d2)
         triplets = pairs.negative.new_zeros(*near.shape, d2.shape[1])
         for p in range(near.shape[1]):
@@ -379,10 +388,13 @@ class CurriculumMiner(Miner):
         self.hard = MINERS[self.then]()
         self.calls = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
-    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+    def select(self, batch: LabelledRows, pairs: Pairs) -> Pairs:
+        return self.select_by_loss(batch, pairs, None)
+
+    def select_by_loss(self, batch: LabelledRows, pairs: Pairs, loss: Loss | None) -> Pairs:
         miner = self.easy if int(self.calls) < self.steps else self.hard
         self.calls.add_(1)
-        return miner.select(batch, pairs, loss=loss)
+        return miner.select_by_loss(batch, pairs, loss)
 
 
 def only_at(columns: Tensor, mask: Tensor) -> Tensor:
@@ -393,11 +405,6 @@ def only_at(columns: Tensor, mask: Tensor) -> Tensor:
 def unit_rows(batch: LabelledRows) -> LabelledRows:
     """Bring anchors and columns to length 1."""
     return batch._replace(anchors=unit(batch.anchors), columns=unit(batch.columns))
-
-
-def _narrowed(pairs: Pairs, positive: Tensor, negative: Tensor) -> Pairs:
-    """Keep fewer pairs of each kind, any triplet of them."""
-    return pairs._replace(positive=positive, negative=negative, triplets=None)
 
 
 def with_triplets(pairs: Pairs, slots: Slots, triplets: Tensor) -> Pairs:

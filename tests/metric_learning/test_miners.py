@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
-from sslpipe.metric_learning.losses.pairwise import compare, positive_slots
+from sslpipe.metric_learning.losses.pairwise import compare
 from tests.helpers import metric_loops as loops
 from tests.helpers import metric_rows
 from tests.helpers.metric_rows import LABELS
@@ -15,7 +15,7 @@ from tests.metric_learning.test_rows import INPUTS, D, rows_of
 
 def listed(kept):
     """The triplets (a, p, n) that are left."""
-    slots, triplets = positive_slots(kept.positive), kept.triplets
+    slots, triplets = kept.slots(), kept.triplets
     if triplets is None:
         triplets = slots.filled[:, :, None] & kept.negative[:, None]
     return {(a, int(slots.columns[a, p]), n) for a, p, n in triplets.nonzero().tolist()}

@@ -181,8 +181,7 @@ class HierarchicalTripletLoss(MetricLoss):
         columns = batch.column_labels.clamp_min(0)
         margins = self.margins().to(batch.anchors.dtype)[known][:, columns]  # (n, M)
         d = batch.distances("squared")
-        sums = triplet_sums(d, d - margins, pairs)
-        return [sums._replace(total=0.5 * sums.total)]
+        return [triplet_sums(d, d - margins, pairs).times(0.5)]
 
     def margins(self) -> Tensor:
         """Return (C, C): margin of an anchor of class i against a negative of class j."""

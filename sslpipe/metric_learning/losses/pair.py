@@ -48,15 +48,12 @@ class ContrastiveLoss(MetricLoss):
 
     def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         d = batch.distances("euclidean")
-        near, far = (d.new_full((len(d),), bound) for bound in (self.positive_margin, self.margin))
         factor = 0.5 if self.halved else 1.0
-        positive, negative = (
-            term._replace(total=factor * term.total)
-            for term in _hinges(d=d, pairs=pairs, near=near, far=far, squared=self.squared)
-        )
+        positive = _beyond(d, pairs, self.positive_margin, squared=self.squared).times(factor)
+        negative = _within(d, pairs, self.margin, squared=self.squared).times(factor)
         if self.sides == "apart":
             return [positive, negative]
-        return [_together(positive, negative)]
+        return [positive.plus(negative)]
 
 
 class ChopraLoss(MetricLoss):
@@ -104,8 +101,7 @@ class DeepID2Loss(MetricLoss):
         logits = linear(self.classifier, batch.anchors)  # (n, C)
         identification = F.cross_entropy(logits, batch.labels.clamp_min(0), reduction="none")
         verification = contrastive_term(batch, pairs, self.margin)
-        weighted = verification._replace(total=self.weight * verification.total)
-        return [weighted, per_row(identification, batch.labels >= 0)]
+        return [verification.times(self.weight), per_row(identification, batch.labels >= 0)]
 
 
 class HDCLoss(MetricLoss):
@@ -197,9 +193,9 @@ class MarginLoss(MetricLoss):
             places = batch.labels.clamp_min(0) if self.learn == "class" else 0 * batch.labels
             beta = self.learned_beta.to(beta.dtype)[places]  # (n,)
         d = batch.distances("euclidean")
-        term = _together(
-            *_hinges(d=d, pairs=pairs, near=beta - self.alpha, far=beta + self.alpha, squared=False)
-        )
+        positive = _beyond(d, pairs, (beta - self.alpha)[:, None], squared=False)
+        negative = _within(d, pairs, (beta + self.alpha)[:, None], squared=False)
+        term = positive.plus(negative)
         if self.learned_beta is not None:  # once for each pair: nu weighs the same in any batch
             term = term._replace(total=term.total + self.nu * beta * term.items)
         return [term]
@@ -208,24 +204,18 @@ class MarginLoss(MetricLoss):
 def contrastive_term(batch: LabelledRows, pairs: Pairs, margin: float) -> PerAnchor:
     """Compute `ContrastiveLoss` of its other defaults."""
     d = batch.distances("euclidean")
-    far = d.new_full((len(d),), margin)
-    term = _together(*_hinges(d, pairs, torch.zeros_like(far), far, squared=True))
-    return term._replace(total=0.5 * term.total)
+    positive = _beyond(d, pairs, 0.0, squared=True)
+    return positive.plus(_within(d, pairs, margin, squared=True)).times(0.5)
 
 
-def _hinges(
-    d: Tensor, pairs: Pairs, near: Tensor, far: Tensor, squared: bool
-) -> tuple[PerAnchor, PerAnchor]:
-    """[d - near]+ of the positives and [far - d]+ of the negatives, squared or not.
-
-    d (n, M); near, far (n,) with gradient.
-    """
+def _beyond(d: Tensor, pairs: Pairs, near: float | Tensor, *, squared: bool) -> PerAnchor:
+    """[d - near]+ of the positives, squared or not: d (n, M), near () or (n, 1) with gradient."""
     slots = pairs.slots()
-    gap = F.relu(slots.take(d) - near[:, None])  # (n, P)
-    positives = per_pair(gap.square() if squared else gap, slots.filled)
-    gap = F.relu(far[:, None] - d)  # (n, M)
-    return positives, per_pair(gap.square() if squared else gap, pairs.negative)
+    gap = F.relu(slots.take(d) - near)  # (n, P)
+    return per_pair(gap.square() if squared else gap, slots.filled)
 
 
-def _together(one: PerAnchor, two: PerAnchor) -> PerAnchor:
-    return PerAnchor(*(a + b for a, b in zip(one, two, strict=True)))
+def _within(d: Tensor, pairs: Pairs, far: float | Tensor, *, squared: bool) -> PerAnchor:
+    """[far - d]+ of the negatives, squared or not; as `_beyond`."""
+    gap = F.relu(far - d)  # (n, M)
+    return per_pair(gap.square() if squared else gap, pairs.negative)

@@ -108,8 +108,21 @@ class Pairs(NamedTuple):
     most_positives: int | None = None
 
     def slots(self) -> "Slots":
-        """Put the positives of each anchor side by side."""
-        return positive_slots(self.positive, self.most_positives)
+        """Put the positives of each anchor side by side, their columns ascending; M > 0.
+
+        With most_positives nothing is counted on a CUDA device, which would wait, and there are so
+        many slots.
+        """
+        positive = self.positive
+        most_positives = self.most_positives
+        if most_positives is None or not positive.is_cuda:
+            most_positives = int(positive.sum(1).max()) if len(positive) else 0
+        columns = positive.shape[1]
+        width = max(1, min(most_positives, columns))
+        early = torch.arange(columns, 0, -1, dtype=torch.int32, device=positive.device)
+        first = (positive * early).topk(width, dim=1).values  # the columns, counted from the end
+        filled = first > 0
+        return Slots((columns - first.long()).masked_fill_(~filled, 0), filled)
 
 
 def labelled_rows(
@@ -339,6 +352,18 @@ class PerAnchor(NamedTuple):
     items: Tensor  # (n,) how many
     active: Tensor  # (n,) how many with a value above 0
 
+    def times(self, factor: float) -> "PerAnchor":
+        """Weigh the values."""
+        return self._replace(total=factor * self.total)
+
+    def plus(self, other: "PerAnchor") -> "PerAnchor":
+        """Take the items of both as those of one term."""
+        return PerAnchor(
+            total=self.total + other.total,
+            items=self.items + other.items,
+            active=self.active + other.active,
+        )
+
 
 def per_pair(values: Tensor, mask: Tensor) -> PerAnchor:
     """Add up values (n, M) of the pairs of `mask` (n, M), the term's items."""
@@ -365,24 +390,6 @@ class Slots(NamedTuple):
     def lse(self, x: Tensor, scale: float = 1.0) -> Tensor:
         """Take `masked_lse` over the positives: (n, M) -> (n,)."""
         return (scale * self.take(x)).masked_fill(~self.filled, NEVER[x.dtype]).logsumexp(1)
-
-
-def positive_slots(positive: Tensor, most_positives: int | None = None) -> Slots:
-    """Find the columns of each row's positives, ascending, from a mask (n, M), M > 0.
-
-    Args:
-        positive: The mask.
-        most_positives: A bound of a row's; with it nothing is counted on a CUDA device, which
-            would wait, and there are so many slots.
-    """
-    if most_positives is None or not positive.is_cuda:
-        most_positives = int(positive.sum(1).max()) if len(positive) else 0
-    columns = positive.shape[1]
-    width = max(1, min(most_positives, columns))
-    early = torch.arange(columns, 0, -1, dtype=torch.int32, device=positive.device)
-    first = (positive * early).topk(width, dim=1).values  # the columns, counted from the end
-    filled = first > 0
-    return Slots((columns - first.long()).masked_fill_(~filled, 0), filled)
 
 
 def occurrence(labels: Tensor) -> Tensor:

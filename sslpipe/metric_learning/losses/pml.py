@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows, gather_with_grad
 from sslpipe.errors import UserError, did_you_mean, install
-from sslpipe.metric_learning.losses.pairwise import References, unit
+from sslpipe.metric_learning.losses.pairwise import LabelCounts, References, unit
 from sslpipe.registry.part import Part
 
 DELEGATED = (
@@ -65,6 +65,7 @@ class DelegatedLoss(Part):
         ids: Tensor | None = None,
         ref: References | None = None,
         miner: nn.Module | None = None,
+        counts: LabelCounts | None = None,
     ) -> Tensor:
         """Return the loss of the global batch; it takes neither references nor a miner."""
         if miner is not None or ref is not None:

@@ -186,7 +186,7 @@ class LMNNLoss(MetricLoss):
         mapped = batch._replace(anchors=batch.anchors @ weight.T, columns=batch.columns @ weight.T)
         d = mapped.distances("squared")
         push = triplet_sums(d, None, pairs._replace(triplets=None), margin=self.margin)
-        return [push._replace(total=self.weight * push.total), per_pair(d, pairs.positive)]
+        return [push.times(self.weight), per_pair(d, pairs.positive)]
 
 
 def triplet_sums(

@@ -1,7 +1,7 @@
 """Losses in which a positive competes with negatives, or all pairs of an anchor, through a softmax.
 
 Each is a `MetricLoss`: its formula is `row_terms(batch, pairs) -> terms`. All in O(n
-M) memory: negatives enter through one log-sum-exp a row, positives side by side (`positive_slots`).
+M) memory: negatives enter through one log-sum-exp a row, positives side by side (`Pairs.slots`).
 """
 
 import math

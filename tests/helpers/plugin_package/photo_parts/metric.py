@@ -39,5 +39,5 @@ class LinearHead(Head):
 class NearNegatives(Miner):
     """Negatives at an angle below 90 degrees."""
 
-    def select(self, batch, pairs, *, loss=None):
+    def select(self, batch, pairs):
         return pairs._replace(negative=pairs.negative & (batch.similarities() > 0))
