@@ -137,40 +137,48 @@ def find_named_images(
     `say` is called with what is skipped, or looks like a slip. Raises: UserError where there is
     none.
     """
-    from sslpipe.sharding.image_folder import are_times, walk
+    from sslpipe.sharding.image_folder import walk
     from sslpipe.sharding.sources import class_of
-    from sslpipe.sharding.split_names import split_of
 
     below = walk(folder).folders if folder.is_dir() else []
-    folders = [each for each in below if each.parent == folder]
-    if not folders:
+    names = [each.name for each in below if each.parent == folder]
+    if not names:
         raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
-    by_folder: dict[str, list[Path]] = {each.name: [] for each in folders}
+    by_name: dict[str, list[Path]] = {name: [] for name in names}
     loose: list[Path] = []
     for path in find_images(folder, image_type):
         parts = path.relative_to(folder).parts
-        (loose if len(parts) == 1 else by_folder[parts[0]]).append(path)
-    if not any(by_folder.values()):
+        (loose if len(parts) == 1 else by_name[parts[0]]).append(path)
+    named = {name: own for name, own in by_name.items() if own}
+    if not named:
         raise UserError(f"the folders of {folder} hold no image; expected one a name")
-    for name, own in by_folder.items():
-        if not own:
+    for name in names:
+        if name not in named:
             say(f"skipped: {folder / name} holds no image")
     if loose:
         some = listed(list(map(str, loose)), 1)
         say(f"skipped: {some}: not in a folder, so without a name")
-    named = {name: own for name, own in by_folder.items() if own}
+    _doubt_names(folder, named, say)
+    return [(class_of(name) or name, path) for name, own in named.items() for path in own]
+
+
+def _doubt_names(folder: Path, named: dict[str, list[Path]], say: Callable[[str], None]) -> None:
+    """Report folders that are hardly those of names; `named` are the images of each."""
+    from sslpipe.sharding.image_folder import are_times
+    from sslpipe.sharding.split_names import split_of
+
     if are_times(named) or all(split_of(name) for name in named):
         say(
             f"look at this: folders of years, days, a camera or splits became names, such as "
             f"{min(named)}; give the folder of those who are in the images"
         )
-    deeper = {path.parent for own in named.values() for path in own} - {*folders}
+    of_names = [folder / name for name in named]
+    deeper = {path.parent for own in named.values() for path in own}.difference(of_names)
     if deeper:
         say(
             f"look at this: folders in those of the names hold images, {len(deeper):,}, such as "
             f"{min(deeper)}: where these are the names, give {min(deeper).parent}"
         )
-    return [(class_of(name) or name, path) for name, own in by_folder.items() for path in own]
 
 
 def start(device: str, alone: str = "", *, small: bool = False) -> tuple[str, "Rank"]:

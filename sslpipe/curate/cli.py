@@ -14,6 +14,8 @@ from sslpipe.errors import DataError, UserError
 from sslpipe.portable import write_atomically
 
 if TYPE_CHECKING:
+    from sslpipe.curate.clusters import Chosen
+    from sslpipe.data.index import Split
     from sslpipe.evaluation.vectors import Features
 
 app = new_app(
@@ -257,43 +259,25 @@ def select(
     """
     if ignore_labels and labels is not None:
         raise UserError("--ignore-labels does not go with --labels")
-
-    from sslpipe.curate.csv_files import read_table, write_table
-
     path = out / "chosen.csv"
-    if path.is_file() and any(row["label"] for row in read_table(path, ("label",))):
-        raise DataError(f"{path} holds labels, which would be lost; name another --out")
+    _check_overwritten(path)
     opened = embedded.open(out)
     split = opened.split
     if images and split is None:
         raise UserError("--images are those of a data set: name it with --data, or leave them out")
 
     from sslpipe.curate.calls import select_to_label
-    from sslpipe.curate.image_scan import write_images
+    from sslpipe.curate.csv_files import write_table
     from sslpipe.curate.pages import chosen_page
-    from sslpipe.data.reader import keys_of
 
     labelled = _labelled(opened, labels, ignore_labels)
     with working("select"):
         chosen = select_to_label(opened, count, labelled=labelled, say=show)
-    ids = [one.id for one in chosen]
-    written = write_images(split, ids, out / "images") if images and split is not None else {}
-    paths = {i: path.relative_to(out).as_posix() for i, path in written.items()}
-    keys = {i: opened.sample_name(i) for i in ids} if split is None else keys_of(split, ids)
-    table: list[dict[str, Any]] = [
-        {
-            "order": order,
-            "split": opened.split_name,
-            "id": one.id,
-            "key": keys[one.id],
-            "reason": one.reason,
-            "value": round(one.value, 6),
-            "path": paths.get(one.id),
-        }
-        for order, one in enumerate(chosen)
-    ]
-    paths_column = ("path",) if images else ()
-    columns = ("order", "split", "id", "key", "reason", "value", *paths_column, "label")
+    table = _table(opened, chosen)
+    columns = ["order", "split", "id", "key", "reason", "value", "label"]
+    if images and split is not None:
+        _write_images(split, table, out)
+        columns.insert(-1, "path")
     write_table(path, table, columns)
     if split is not None:
         captions = {one.id: one.reason for one in chosen}
@@ -305,6 +289,45 @@ def select(
     else:
         more = ["--count", count, "--labels", path, "--out", out.with_name("next")]
         say_next(["curate", "select", *embedded.words(), *more], when=when)
+
+
+def _check_overwritten(table: Path) -> None:
+    """Raise DataError where a table that is written anew has labels that people filled in."""
+    from sslpipe.curate.csv_files import read_table
+
+    if table.is_file() and any(row["label"] for row in read_table(table, ("label",))):
+        raise DataError(f"{table} holds labels, which would be lost; name another --out")
+
+
+def _table(opened: "Features", chosen: "list[Chosen]") -> list[dict[str, Any]]:
+    """Return the rows of chosen.csv, in the order to label."""
+    from sslpipe.data.reader import keys_of
+
+    ids = [one.id for one in chosen]
+    if opened.split is None:
+        keys = {sample: opened.sample_name(sample) for sample in ids}
+    else:
+        keys = keys_of(opened.split, ids)
+    return [
+        {
+            "order": order,
+            "split": opened.split_name,
+            "id": one.id,
+            "key": keys[one.id],
+            "reason": one.reason,
+            "value": round(one.value, 6),
+        }
+        for order, one in enumerate(chosen)
+    ]
+
+
+def _write_images(split: "Split", table: list[dict[str, Any]], out: Path) -> None:
+    """Write the images of a table's rows below `out`; each row gets its `path`."""
+    from sslpipe.curate.image_scan import write_images
+
+    written = write_images(split, [row["id"] for row in table], out / "images")
+    for row in table:
+        row["path"] = written[row["id"]].relative_to(out).as_posix()
 
 
 def _labelled(opened: "Features", table: Path | None, ignored: bool) -> list[int] | None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sslpipe.errors import shown
@@ -61,39 +61,15 @@ def _deciding(recipe: RunRecipe) -> dict[str, Any]:
 
 def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """Return in what the identities of a run, stored and today's, differ, and what mends it."""
-    texts = []
-    overrides = []
-    added = []
+    changes = []
     for key, old, new in differing_keys(stored, ours):
-        name = key.removeprefix("recipe.")
-        if key == "digest":
-            continue  # it differs with any other
-        if key == "index_sha256":
-            texts.append(other_data(old, new))
-        elif name == "init":
-            texts.append(f"the weights it starts from, --init, are others ({_hashes(old, new)})")
-        elif key == "plugins" or key.startswith("plugins."):
-            name = name.partition(".")[2]
-            pairs = [(name, old, new)] if name else differing_keys(old or {}, new or {})
-            texts += [_plugin_difference(each, then, now) for each, then, now in pairs]
-        else:
-            then, now = ("not set" if each is None else shown(each) for each in (old, new))
-            texts.append(f"{name} = {then} when it began, {now} now")
-            if old is None:
-                added.append(name)
-            elif isinstance(old, dict):  # a section that is not there now
-                settings = {f"{name}.{each}": value for each, value in old.items()}
-                overrides += [
-                    shlex.quote(f"{each}={_toml(value)}")
-                    for each, value in settings.items()
-                    if value not in (None, [], {})
-                ]
-            else:
-                overrides.append(shlex.quote(f"{name}={_toml(old)}"))
-    steps = [f"add {' '.join(overrides)}"] if overrides else []
-    steps += [f"leave out {' '.join(added)}"] if added else []
-    more = f": {', and '.join(steps)}" if steps else ""
-    return f"{'; '.join(texts) or 'nothing that is stored differs'}; {OTHER_RUN}{more}"
+        if key == "plugins":  # one of the two has none
+            changes += differing_keys(old or {}, new or {}, prefix="plugins.")
+        elif key != "digest":  # which differs with any other
+            changes.append((key, old, new))
+    texts = "; ".join(_difference(key, old, new) for key, old, new in changes)
+    before = _settings_of_before(changes)
+    return f"{texts or 'nothing that is stored differs'}; {OTHER_RUN}{before}"
 
 
 def other_data(old: str, new: str) -> str:
@@ -102,6 +78,41 @@ def other_data(old: str, new: str) -> str:
         "the data set is not the one that the run began with, which its data.json describes: "
         f"another dataset.json, or one built anew ({_hashes(old, new)})"
     )
+
+
+def _difference(key: str, old: Any, new: Any) -> str:
+    if key == "index_sha256":
+        return other_data(old, new)
+    if key == "recipe.init":
+        return f"the weights it starts from, --init, are others ({_hashes(old, new)})"
+    if key.startswith("plugins."):
+        return _plugin_difference(key.removeprefix("plugins."), old, new)
+    then, now = ("not set" if each is None else shown(each) for each in (old, new))
+    return f"{key.removeprefix('recipe.')} = {then} when it began, {now} now"
+
+
+def _settings_of_before(changes: Sequence[tuple[str, Any, Any]]) -> str:
+    """Return which overrides to add and which to omit, as the end of a sentence; "": none."""
+    overrides = []
+    added = []
+    for key, old, _ in changes:
+        name = key.removeprefix("recipe.")
+        if name == key or name == "init":  # no setting
+            continue
+        if old is None:
+            added.append(name)
+        elif isinstance(old, dict):  # a section that is not there now
+            settings = {f"{name}.{each}": value for each, value in old.items()}
+            overrides += [
+                _override(each, value)
+                for each, value in settings.items()
+                if value not in (None, [], {})
+            ]
+        else:
+            overrides.append(_override(name, old))
+    steps = [f"add {' '.join(overrides)}"] if overrides else []
+    steps += [f"leave out {' '.join(added)}"] if added else []
+    return f": {', and '.join(steps)}" if steps else ""
 
 
 def differing_keys(
@@ -132,7 +143,8 @@ def _hashes(old: Any, new: Any) -> str:
     return f"sha256 {then} when it began, {now} now"
 
 
-def _toml(value: Any) -> str:
-    """Write a value as an override has it; a word that TOML reads as no other type stays bare."""
+def _override(key: str, value: Any) -> str:
+    """Write a setting as it is typed; a word that TOML reads as no other type stays bare."""
     is_word = isinstance(value, str) and re.fullmatch(r"[a-z_]\w*", value)
-    return value if is_word and value not in ("true", "false", "inf", "nan") else json.dumps(value)
+    is_bare = is_word and value not in ("true", "false", "inf", "nan")
+    return shlex.quote(f"{key}={value if is_bare else json.dumps(value)}")

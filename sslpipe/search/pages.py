@@ -37,32 +37,21 @@ QUERIES = 8
 MOST_ROWS = 5  # of the ranking that the queries are shown under
 
 
-def search_page(
-    index: ImageSearch,
-    queries: Sequence[Path],
-    found: Sequence[Sequence[Hit]],
-    keys: Sequence[Sequence[str]],
-) -> str:
-    """Show thumbnails of the queries (image files) and of the hits of each, best first.
-
-    `keys` are the names of the hits.
-    """
+def search_page(index: ImageSearch, queries: Sequence[Path], found: Sequence[Sequence[Hit]]) -> str:
+    """Show thumbnails of the queries (image files) and of the hits of each, best first."""
     kind = index.splits[0].stored_type if index.splits else RGB8
     pictures = [
         thumbnails(split, {hit.id for hits in found for hit in hits if hit.part == part})
         for part, split in enumerate(index.splits)
     ]
     rows = []
-    for query, hits, names in zip(queries, found, keys, strict=True):
+    for query, hits in zip(queries, found, strict=True):
         try:
             image = Image.fromarray(kind.picture(read_image(query, kind, CANVAS_PX)))
         except BadSample as error:
             raise DataError(f"{query} has no picture for the page: {error}") from error
         image.thumbnail((THUMB_PX, THUMB_PX))
-        cells = [
-            (pictures[hit.part].get(hit.id), name, hit.score)
-            for hit, name in zip(hits, names, strict=True)
-        ]
+        cells = [(pictures[hit.part].get(hit.id), index.key(hit), hit.score) for hit in hits]
         rows.append(((shortest_uri(image), query.name), cells))
     text = f"Of {len(index):,}; the number is the cosine."
     sheet = render("sslpipe.search/search.found", rows=rows)

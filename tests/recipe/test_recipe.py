@@ -225,6 +225,10 @@ def test_what_differs_is_said_with_what_mends_it(path):
     # the overrides that it names give the recipe back
     back = load_recipe(path, ["optim.peak_lr=0.2", "optim.peak_lr=0.1"])
     assert differences(identity(old, "a", 1), identity(back, "a", 1)).startswith("nothing")
+    # what is no setting is no override
+    newer = differences(ours, {**ours, "order_version": 2})
+    assert newer.startswith("order_version = 1")
+    assert newer.endswith("what it began with")
     # a plug-in that only one of them had
     del ours["plugins"]
     assert "the plug-in parts, which it began with, is not there" in differences(stored, ours)

@@ -1,7 +1,7 @@
 """`sslpipe search` and `browse`: look into what `sslpipe embed` has written."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,12 @@ from sslpipe.cli.options import SOURCES, Checkpoint, Device, argument, command, 
 from sslpipe.cli.terminal import encode_readable, load_model, new_app, say, show_json
 from sslpipe.errors import UserError, one_line
 from sslpipe.portable import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sslpipe.export.load import FrozenBackbone
+    from sslpipe.search.images import Hit, ImageSearch
 
 app = new_app()
 
@@ -63,18 +69,12 @@ def search(
     another program made are searched by vectors, without --model and --data.
     """
     inputs.check_model(model)
-    whole = Path(features).exists()  # a name may have a comma
-    files = [Path(each.strip()) for each in ([features] if whole else features.split(","))]
-    inputs.check_features(files)
-    places = data or []
-    if len(places) not in (0, 1, len(files)):
-        raise UserError(f"--data names {len(places)} data sets for {len(files)} files of features")
-    for place in places:
-        inputs.open_data(place)
-    if model is not None:
-        inputs.images_of(images)
-    else:
+    files = _feature_files(features)
+    places = _data_of_files(data or [], len(files))
+    if model is None:
         _check_vectors(images, features)
+    else:
+        inputs.images_of(images)
     if out is not None and (model is None or not places):
         raise UserError("--out is a page of images: name images to search for, --model and --data")
     if where and not places:
@@ -83,38 +83,19 @@ def search(
 
     from sslpipe.search.images import ImageSearch
 
-    whole_data = places if len(places) == len(files) else places * len(files)
-    search = ImageSearch(
-        *(zip(files, whole_data, strict=True) if places else files), flatten=flatten
-    )
+    search = ImageSearch(*(zip(files, places, strict=True) if places else files), flatten=flatten)
     undo = "; --no-flatten: as they are" * (search.flattening is not None)
     say(f"features {search.form}{undo}")
     if model is None:
         queries, rows = search.queries_of(images)
     else:
-        backbone = load_model(model, checkpoint, device=device)
-        if places:
-            backbone, _ = backbone.matched(search.splits[0])  # their range
-        search.check_network(backbone.network_facts)
-        paths = inputs.images_of(images, backbone.image_type)
-        kept, rows = encode_readable(backbone, paths)
-        queries = [str(paths[place]) for place in kept]
+        queries, rows = _embed_queries(search, images, load_model(model, checkpoint, device=device))
     answers = search.find(rows, top, where=where)
-    keys = [[search.key(hit) for hit in hits] for hits in answers]
-    lines = []
-    for query, hits, names in zip(queries, answers, keys, strict=True):
-        for rank, (hit, name) in enumerate(zip(hits, names, strict=True), 1):
-            line = {
-                "query": query,
-                "place": rank,
-                "score": round(hit.score, 6),
-                "data": whole_data[hit.part] if places else None,
-                "split": search.split_name(hit),
-                "id": hit.id,
-                "name": name,
-                "class": search.class_name(hit),
-            }
-            lines.append(line)
+    lines = [
+        _line(search, places, query, place, hit)
+        for query, hits in zip(queries, answers, strict=True)
+        for place, hit in enumerate(hits, 1)
+    ]
     if as_json:
         show_json(lines)
     else:
@@ -123,8 +104,25 @@ def search(
     if out is not None:
         from sslpipe.search.pages import search_page
 
-        write_atomically(out, search_page(search, [*map(Path, queries)], answers, keys))
+        write_atomically(out, search_page(search, [*map(Path, queries)], answers))
         say(f"{out}: open it in a browser")
+
+
+def _feature_files(features: str) -> list[Path]:
+    """Return the files that are named, joined by commas; a name may have a comma itself."""
+    names = [features] if Path(features).exists() else features.split(",")
+    files = [Path(name.strip()) for name in names]
+    inputs.check_features(files)
+    return files
+
+
+def _data_of_files(named: list[str], files: int) -> list[str]:
+    """Return the data set of each file, of those that --data names; [] where it names none."""
+    if len(named) not in (0, 1, files):
+        raise UserError(f"--data names {len(named)} data sets for {files} files of features")
+    for place in named:
+        inputs.open_data(place)
+    return named * files if len(named) == 1 else named
 
 
 def _check_vectors(files: list[Path], features: str) -> None:
@@ -136,6 +134,34 @@ def _check_vectors(files: list[Path], features: str) -> None:
             f"{features} was embedded with by --model"
         )
     inputs.check_features(files)
+
+
+def _embed_queries(
+    search: "ImageSearch", images: list[Path], backbone: "FrozenBackbone"
+) -> "tuple[list[str], Tensor]":
+    """Embed the images to search for; returns the paths of those that can be read, and rows."""
+    if search.has_splits:
+        backbone, _ = backbone.matched(search.splits[0])  # their range
+    search.check_network(backbone.network_facts)
+    paths = inputs.images_of(images, backbone.image_type)
+    kept, rows = encode_readable(backbone, paths)
+    return [str(paths[place]) for place in kept], rows
+
+
+def _line(
+    search: "ImageSearch", places: list[str], query: str, place: int, hit: "Hit"
+) -> dict[str, Any]:
+    """Return what is said of a hit; `places` are the data sets of the files, where known."""
+    return {
+        "query": query,
+        "place": place,
+        "score": round(hit.score, 6),
+        "data": places[hit.part] if places else None,
+        "split": search.split_name(hit),
+        "id": hit.id,
+        "name": search.key(hit),
+        "class": search.class_name(hit),
+    }
 
 
 def _in_words(line: dict[str, Any]) -> str:
