@@ -4,7 +4,7 @@ import hashlib
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sslpipe.data.storage import load_array
-from sslpipe.errors import DataError, UserError, as_path
+from sslpipe.errors import DataError, UserError, as_path, listed, shown
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.files import json_text, parse_object
 from sslpipe.models.state import hash_tensors
@@ -125,6 +125,7 @@ UNREADABLE = (
     zipfile.BadZipFile,
     safetensors.SafetensorError,
 )
+MOST_ARRAYS = 10  # of a file that are named
 FILES = (".safetensors", ".npz", ".npy")  # that features are read from
 CLASSES = "classes"  # facts of a .npz whose labels and ids are texts: the names of their numbers
 NAMES = "names"
@@ -162,12 +163,7 @@ _NAMES = frozenset({*Embeddings._fields, CHECKSUM})
 
 def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
     """Make rows of what another program wrote; its rows are samples 0, 1, ... without ids."""
-    features = tensors.get("features")
-    if features is None:
-        raise DataError(
-            f"{path} holds no features; write it with `sslpipe embed`, or as a .npy of floats "
-            "(rows, features), or a .npz with features and, where known, labels and ids"
-        )
+    features = tensors["features"]
     if features.ndim != 2 or not features.dtype.is_floating_point:
         dtype = str(features.dtype).removeprefix("torch.")
         shape = f"{dtype} {tuple(features.shape)}"
@@ -189,10 +185,22 @@ def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
     return Embeddings(features.float(), integers["labels"], integers["ids"])
 
 
+def _known_names(path: Path, held: Sequence[str]) -> set[str]:
+    """Return which of a file's arrays are read. Raises: DataError: none of them is features."""
+    if "features" not in held:
+        has = listed([shown(name) for name in sorted(held)], MOST_ARRAYS) or "nothing"
+        raise DataError(
+            f"{path} holds no features, but {has}; write it with `sslpipe embed`, or as a .npy of "
+            "floats (rows, features), or a .npz with features and, where known, labels and ids, as "
+            "in numpy.savez('X.npz', features=..., labels=...)"
+        )
+    return {*held} & _NAMES
+
+
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
     with safetensors.safe_open(str(path), framework="pt") as file:
         metadata = file.metadata() or {}
-        names = {*file.keys()} & _NAMES
+        names = _known_names(path, file.keys())
         return {name: file.get_tensor(name) for name in names}, metadata.get("facts")
 
 
@@ -200,7 +208,7 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None, dict[str, Any]
     """Read numbers, the text of our facts, and the facts that another program's texts are."""
     # opened here: numpy leaves a file open that it cannot read
     with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-        names = {*file.files} & _NAMES
+        names = _known_names(path, file.files)
         text = str(file["facts"]) if "facts" in file.files else None
         arrays = {name: file[name] for name in names}
         facts: dict[str, Any] = {"split": str(file["split"])} if "split" in file.files else {}

@@ -198,6 +198,24 @@ def test_a_file_that_holds_no_embeddings_is_one_clear_error(tmp_path):
             load_embeddings(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("embeddings", "y"), "'embeddings', 'y';"),
+        ((), "nothing;"),
+        ([f"a{number:02}" for number in range(30)], "'a00', .*'a09' and 20 more;"),
+    ],
+)
+def test_of_a_file_without_features_what_it_holds_is_said(tmp_path, names, said):
+    arrays = {name: np.ones((2, 3), np.float32) for name in names}
+    np.savez(tmp_path / "x.npz", **arrays)
+    save_file({name: torch.ones(2, 3) for name in names}, tmp_path / "x.safetensors")
+    for path in sorted(tmp_path.iterdir()):
+        with pytest.raises(DataError, match=f"{path} holds no features, but {said}") as refused:
+            load_embeddings(path)
+        assert "features=..." in str(refused.value)
+
+
 def test_pixel_features_of_gray_images_keep_one_channel_and_all_cosines(tmp_path):
     def gray(number: int) -> bytes:
         pixels = picture(number)[:, :, :1].repeat(3, axis=2)
