@@ -127,8 +127,8 @@ UNREADABLE = (
 )
 MOST_ARRAYS = 10  # of a file that are named
 FILES = (".safetensors", ".npz", ".npy")  # that features are read from
-CLASSES = "classes"  # facts of a .npz whose labels and ids are texts: the names of their numbers
-NAMES = "names"
+CLASSES = "classes"  # facts: the names of the labels' numbers, of a data set or of texts in a .npz
+NAMES = "names"  # likewise of the ids, where they are texts in a .npz
 COMPARED = ("backbone_sha256", "view", "whitening_sha256", "canvas_px")
 
 

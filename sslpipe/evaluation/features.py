@@ -13,7 +13,7 @@ from sslpipe.data.index import Split
 from sslpipe.data.reader import OnBad
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, embed
-from sslpipe.evaluation.feature_files import load_embeddings
+from sslpipe.evaluation.feature_files import CLASSES, load_embeddings
 from sslpipe.files import json_text, parse_object
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.registry.schema import SparseSettings
@@ -129,3 +129,12 @@ def data_metadata(split: Split) -> dict[str, Any]:
     """Return what a features file or eval.json says of the data set and the split."""
     index = split.index
     return {"data": index.manifest.name, "data_sha256": index.sha256, "split": split.name}
+
+
+def named_classes(split: Split) -> dict[str, Any]:
+    """Return the names of a split's labels, by which features of two data sets are compared.
+
+    Empty where a label has no name.
+    """
+    names = split.index.manifest.classes
+    return {CLASSES: list(names)} if names and split.labels.max() < len(names) else {}

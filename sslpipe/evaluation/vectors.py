@@ -79,15 +79,15 @@ def open_features(features: Vectors, data: DatasetIndex | str | Path | None = No
 
 
 def alike(opened: Sequence[Features], names: Sequence[str]) -> list[Features]:
-    """Number classes, and samples, that are texts in the files alike in all of them.
+    """Number classes, and samples, that have names in the files alike in all of them.
 
     Raises:
-        DataError: One file has texts where another has numbers.
+        DataError: One file has names where another has numbers.
     """
     together = list(opened)
     for key, column in ((CLASSES, "labels"), (NAMES, "ids")):
         named = [key in each.facts for each in together]
-        if not any(named):
+        if all(each.facts.get(key) == together[0].facts.get(key) for each in together):
             continue
         known: dict[str, None] = {}
         for each in together:
@@ -101,8 +101,8 @@ def alike(opened: Sequence[Features], names: Sequence[str]) -> list[Features]:
                 together[place] = each._replace(rows=rows, facts={**each.facts, key: texts})
             elif key == NAMES or bool((each.rows.labels >= 0).any()):
                 raise DataError(
-                    f"{column} of {names[named.index(True)]} are texts and those of {names[place]} "
-                    f"numbers; save them alike in all files"
+                    f"{column} of {names[named.index(True)]} have names and those of "
+                    f"{names[place]} are numbers; save them alike in all files"
                 )
     return together
 

@@ -24,7 +24,7 @@ from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import Split
 from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.embed import forward_in_parts
-from sslpipe.evaluation.features import data_metadata
+from sslpipe.evaluation.features import data_metadata, named_classes
 from sslpipe.evaluation.whiten import Whitening, WhiteningLayer
 from sslpipe.export.saved import Config, SavedBackbone
 from sslpipe.models.backbones import Backbone
@@ -182,6 +182,7 @@ class FrozenBackbone(SavedBackbone):
             "view": view.config(),
             **({} if image is None else {"image": image.model_dump()}),
             **data_metadata(split),
+            **named_classes(split),
             **({} if sha256 is None else {"whitening_sha256": sha256}),
             **({"checkpoint": facts["checkpoint"]} if "checkpoint" in facts else {}),
         }

@@ -15,7 +15,8 @@ from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation.feature_files import load_embeddings
 from sslpipe.evaluation.vectors import alike, open_features
-from tests.helpers.dataset import write_dataset
+from tests.helpers.dataset import picture, write_dataset
+from tests.helpers.exports import trained
 
 ROWS = np.random.default_rng(0).normal(size=(12, 5))
 
@@ -101,7 +102,7 @@ def test_texts_are_numbered_alike_in_all_files(tmp_path):
     assert one.rows.ids[3] == other.rows.ids[0]
     assert len({*one.rows.ids.tolist(), *other.rows.ids.tolist()}) == 6
     np.savez(tmp_path / "3.npz", features=ROWS[:3], labels=[0, 1, 2])
-    with pytest.raises(DataError, match="labels of 1 are texts"):
+    with pytest.raises(DataError, match="labels of 1 have names"):
         alike([open_features(files[0]), open_features(tmp_path / "3.npz")], ["1", "3"])
 
 
@@ -126,6 +127,24 @@ def test_the_terminal_scores_texts_as_python_does(tmp_path, call, command):
     values = {each[key]: each["value"] for each in written}
     assert {name: values.get(name) for name in expected} == expected
     assert all(each["classes"] == ["ape", "cat", "owl", "zebra"] for each in written)
+
+
+def test_classes_of_two_data_sets_are_compared_by_name(tmp_path, call):
+    """Not by their places in two lists of classes, of which one has ant, too."""
+    model = trained()
+    named = [(picture(number), ("cat", "dog")[number % 2]) for number in range(8)]
+    ants = [(picture(number), "ant") for number in (20, 21)]
+    for split, images in (("train", named), ("test", [*ants, *named])):
+        sslpipe.build_dataset(tmp_path / split, images, split=split)
+        sslpipe.embed(model, tmp_path / split, split, out=tmp_path / f"{split}.npz")
+    out = tmp_path / "knn.json"
+    files = [tmp_path / "train.npz", tmp_path / "test.npz"]
+    call("evaluate", "knn", *files, "--k", 1, "--out", out)
+    (written,) = json.loads(out.read_text())
+    assert written["value"] == 8 / 10, "each cat and dog is its own nearest image"
+    assert written["classes"] == ["ant", "cat", "dog"]
+    one = open_features(tmp_path / "train.npz")
+    assert one.class_name(int(one.rows.labels[0])) in ("cat", "dog")
 
 
 def test_a_data_set_numbers_the_classes_that_a_file_names(tmp_path):
