@@ -44,7 +44,10 @@ def make_up(folder: Path, words: list[str]) -> None:
         return
     rows = []
     for number in range(96):
-        path = folder / option(words, "--root", "pictures") / f"c{number % 4}" / f"{number}.png"
+        name = f"c{number % 4}/{number}.png"
+        if "(?P<label>" in option(words, "--name-pattern"):
+            name = f"c{number % 4}_{number}.jpg"
+        path = folder / option(words, "--root", "pictures") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture(number, 20)).save(path)
         rows.append((path, f"c{number % 4}", number))

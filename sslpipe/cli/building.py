@@ -46,7 +46,10 @@ class Reading:
     ] = "path"
     label_column: Annotated[
         str,
-        option("csv, parquet: column of the classes; tars: key in KEY.json, or txt for KEY.txt."),
+        option(
+            "csv, parquet: column of the classes; tars: key in KEY.json, or txt for KEY.txt; "
+            "folder: group of --name-pattern."
+        ),
     ] = "label"
     split_column: Annotated[str | None, option("csv: column of the splits' names.")] = None
     skip_missing: Annotated[

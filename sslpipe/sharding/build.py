@@ -195,7 +195,7 @@ def _check_source(source: str | SourceReader, options: SourceOptions) -> None:
             f"{', '.join(known)}; tars are used as they are by `sslpipe shards index`"
         )
     for option, owners in OPTIONS.items():
-        if getattr(options, option) and source not in owners:
+        if getattr(options, option) != getattr(SourceOptions, option) and source not in owners:
             named = f"--{option.replace('_', '-')}"
             needed = " or ".join(owners)
             raise DataError(f"{named} is for the source {needed}; here --source is {source}")

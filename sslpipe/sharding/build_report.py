@@ -7,7 +7,7 @@ what was skipped and why, and what looks like a slip.
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,8 +18,8 @@ from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError, counted, for_caller, listed, one_line, shown
 from sslpipe.files import read_json
 from sslpipe.portable import write_atomically
-from sslpipe.sharding.copies import copies_across_splits
-from sslpipe.sharding.split_names import names_like_splits
+from sslpipe.sharding.copies import copies_across
+from sslpipe.sharding.split_names import names_like_splits, split_of
 
 FILE = "build-report.json"  # beside dataset.json
 UNSEEN = "_unseen"  # ends the name of a split of classes that its split lacks
@@ -171,7 +171,7 @@ def write_report(
         images: Samples that lose something, or are unusual.
         doubts: What else looks like a slip.
         split_by_class: The user asked for splits without a common class.
-        digests: Of the images of shards that need not be read for it, see `copies_across_splits`.
+        digests: Of the images of shards that need not be read for it, see `copies_across`.
         workers: Threads that look for images of several splits.
     """
     index = load_index(folder)
@@ -182,7 +182,12 @@ def write_report(
         left_out=list(left_out),
         looked_at=looked_at,
         images=list(images),
-        doubts=[*doubts, *copies_across_splits(index, workers, digests or {}), *of_classes],
+        doubts=[
+            *doubts,
+            *_unknown_splits(counts),
+            *copies_across(index, workers, digests or {}),
+            *of_classes,
+        ],
         split_by_class=split_by_class,
     )
     write_atomically(folder / FILE, report.model_dump_json(indent=1) + "\n")
@@ -221,6 +226,16 @@ def _describe(index: DatasetIndex, split: str, counts: Mapping[str, int]) -> Spl
         smallest=smallest,
         largest=largest,
     )
+
+
+def _unknown_splits(names: Collection[str]) -> list[str]:
+    """Name splits of which no name says what it is for, as of a column of 0 and 1; [] for none."""
+    if len(names) < 2 or any(split_of(name) for name in names):
+        return []
+    return [
+        f"no split is train, val or test, but {_names(names)}: training and evaluations read train "
+        "and test unless told otherwise; write these names where the splits are named"
+    ]
 
 
 # --- slips in names of classes

@@ -1,4 +1,4 @@
-"""Which images of one split are in another one, too, byte for byte."""
+"""Which images are there twice byte for byte where they should not: in two splits, two classes."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sslpipe.data.decode import BadSample, Buffer
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import KEYS_AT_ONCE, Reader, keys_of
-from sslpipe.errors import DataError, shown
+from sslpipe.errors import DataError, counted, shown
 
 Digests = NDArray[np.void]  # (n,), DIGEST_BYTES an image
 DIGEST_BYTES = 16
@@ -24,10 +24,8 @@ def digest_of(image: Buffer) -> bytes:
     return hashlib.blake2b(image, digest_size=DIGEST_BYTES).digest()
 
 
-def copies_across_splits(
-    index: DatasetIndex, workers: int, known: Mapping[str, bytes]
-) -> list[str]:
-    """Return a sentence for each two splits with a common image: how many, one of them, the remedy.
+def copies_across(index: DatasetIndex, workers: int, known: Mapping[str, bytes]) -> list[str]:
+    """Return a sentence for each two splits with a common image, and one on images of two classes.
 
     Args:
         index: A finished data set.
@@ -36,30 +34,68 @@ def copies_across_splits(
             unless there is one split.
     """
     names = sorted(index.manifest.splits, key=lambda name: name != "train")  # counted are others
-    if len(names) < 2:
-        return []
     splits = {name: index.split(name) for name in names}
+    are_known = all(shard.sha256 in known for split in splits.values() for shard in split.shards)
+    if len(names) < 2 and not are_known:
+        return []
     try:
         digests = {name: _digests(split, workers, known) for name, split in splits.items()}
     except DataError as error:  # of a split that stays, on a disk that is not there
         return [f"whether an image is in two splits is not known: {error}"]
-    lines = []
-    for first, second in combinations(names, 2):
-        copied = np.isin(digests[second], digests[first]) & (digests[second] != UNREAD)
-        ids = np.flatnonzero(copied)
-        if not len(ids):
-            continue
-        copy = int(ids[0])
-        original = int(np.flatnonzero(digests[first] == digests[second][copy])[0])
-        name = keys_of(splits[second], [copy])[copy]
-        name_in_first = keys_of(splits[first], [original])[original]
-        lines.append(
-            f"{len(ids):,} of {len(splits[second]):,} images of {second} are in {first}, too, byte "
-            f"for byte, such as {shown(name)} ({shown(name_in_first)} in {first}): what is trained "
-            "on one scores too well on the other; keep one of each and build again (`sslpipe "
-            "curate duplicates DATA --out DIR` lists them)"
-        )
-    return lines
+    pairs = combinations(names, 2)
+    lines = [line for pair in pairs for line in _across_splits(splits, digests, *pair)]
+    return [*lines, *_across_classes(splits, digests)]
+
+
+def _across_splits(
+    splits: Mapping[str, Split], digests: Mapping[str, Digests], first: str, second: str
+) -> list[str]:
+    """Count the images of the second split that are in the first one, too; [] for none."""
+    copied = np.isin(digests[second], digests[first]) & (digests[second] != UNREAD)
+    ids = np.flatnonzero(copied)
+    if not len(ids):
+        return []
+    copy = int(ids[0])
+    original = int(np.flatnonzero(digests[first] == digests[second][copy])[0])
+    return [
+        f"{len(ids):,} of {len(splits[second]):,} images of {second} are in {first}, too, byte "
+        f"for byte, such as {_name(splits[second], copy)} ({_name(splits[first], original)} in "
+        f"{first}): what is trained on one scores too well on the other; keep one of each and "
+        "build again (`sslpipe curate duplicates DATA --out DIR` lists them)"
+    ]
+
+
+def _across_classes(splits: Mapping[str, Split], digests: Mapping[str, Digests]) -> list[str]:
+    """Count the images that are in two classes, a file in each; [] for none."""
+    labels = np.concatenate([split.labels for split in splits.values()])
+    joined = np.concatenate([digests[name] for name in splits])
+    rows = np.flatnonzero((labels >= 0) & (joined != UNREAD))
+    _, pictures = np.unique(joined[rows], return_inverse=True)
+    pairs, first_rows = np.unique(
+        np.stack([pictures, labels[rows]], axis=1), axis=0, return_index=True
+    )
+    again = np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0])  # the same picture with the next label
+    if not len(again):
+        return []
+    both = rows[first_rows[again[0] : again[0] + 2]]
+    named = " and ".join(_with_class(splits, int(row)) for row in both)
+    return [
+        f"{counted(len(np.unique(pairs[again, 0])), 'image')} in two classes, byte for byte, such "
+        f"as {named}: a sample has one class; remove what is wrong and build again"
+    ]
+
+
+def _with_class(splits: Mapping[str, Split], row: int) -> str:
+    """Name a sample and its class, by its place in all splits one behind the other."""
+    for split in splits.values():
+        if row < len(split):
+            return f"{_name(split, row)} of {shown(split.class_name(int(split.labels[row])))}"
+        row -= len(split)
+    raise IndexError(row)
+
+
+def _name(split: Split, sample: int) -> str:
+    return shown(keys_of(split, [sample])[sample])
 
 
 def _digests(split: Split, workers: int, known: Mapping[str, bytes]) -> Digests:

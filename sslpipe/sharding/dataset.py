@@ -79,7 +79,8 @@ def build_dataset(
         image_column: Of a CSV file or a DataFrame: the paths, relative to `root` or else the file,
             or URLs; of parquet: the images. "front,back": each is a sample; the column "row" tells
             which belong together.
-        label_column: Of a CSV or parquet file: the classes; of tars a key in KEY.json, or "txt".
+        label_column: Of a CSV or parquet file: the classes; of tars a key in KEY.json, or "txt";
+            of a folder the group of `name_pattern` that is the class.
         split_column: Of a CSV file: the splits' names.
         skip_missing: Skip files of a table that do not exist; `Built.missing` lists them.
         labels: Whether folder names or `label_column` are classes.

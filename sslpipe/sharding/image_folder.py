@@ -17,6 +17,7 @@ from typing import NamedTuple
 from sslpipe.data.decode import image_kind, other_kind
 from sslpipe.errors import DataError, counted, listed, shown
 from sslpipe.sharding.build_report import group_kinds
+from sslpipe.sharding.gather import match_names
 from sslpipe.sharding.sources import (
     HEIC_SUFFIXES,
     SENSOR_SUFFIXES,
@@ -328,6 +329,12 @@ def _no_images(folder: Path, suffixes: tuple[str, ...]) -> DataError:
 def read_folder(options: SourceOptions) -> dict[str, Images]:
     """Read the images below a folder; names of its folders are splits and classes."""
     root = root_folder(options)
+    column = options.label_column
+    if column != SourceOptions.label_column and column not in options.in_names:
+        raise DataError(
+            f"--label-column={column!r}: a folder has no columns; for classes in the names of "
+            f"files give --name-pattern with a group (?P<{column}>...), for a table --source=csv"
+        )
     entries, folders = walk(root, suffixes=options.suffixes, without=options.out)
     images = [
         entry for entry in entries if not entry.reason and is_image(entry.path, options.suffixes)
@@ -381,7 +388,11 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
             raise _no_images(root / split, options.suffixes)
         classes: list[str | None] = [None] * len(own)
         with _kept_in(faults):
-            classes = _classes(root, splits, own) if options.labels else classes
+            if options.is_label_in_names:
+                names = [_below(root, path) for path in own]
+                classes = [*match_names(names, options.name_pattern)[options.label_column]]
+            elif options.labels:
+                classes = _classes(root, splits, own)
         rows[split] = list(zip(own, classes, strict=True))
     if len(faults) > 1:
         listed = " ".join(f"({number}) {text}." for number, text in enumerate(faults, 1))
@@ -524,6 +535,12 @@ def _doubts(
         doubts.append(
             f"folders that are hardly classes became some, such as {shown(hardly[0])}; give the "
             "folder that holds the classes as --root"
+        )
+    shards = sorted(name for name in classes if (root / f"{name}_stats.json").is_file())
+    if shards:
+        doubts.append(
+            f"folders of img2dataset, each a part of the images, became classes, such as "
+            f"{shown(shards[0])}; --no-labels reads them without"
         )
     if are_times(classes):
         doubts.append(

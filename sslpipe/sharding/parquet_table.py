@@ -354,6 +354,13 @@ def _images(
     # images whose file is not there
     cells = table.column(column)
     missing = _missing(cells, root, split)
+    empty = [name for row, name in missing.items() if name == _row_name(split, row)]
+    if empty and len(empty) == len(missing) and not options.skip_missing:
+        raise DataError(
+            f"{where}: {len(empty):,} of {len(table):,} rows have no image in column {column!r}, "
+            f"such as {empty[0]}; name another one with --image-column, or give --skip-missing to "
+            "build without them"
+        )
     check_missing(list(missing.values()), len(table), options.skip_missing, beside=root)
     kept = np.setdiff1d(np.arange(len(table)), list(missing)).tolist()
 
@@ -378,7 +385,7 @@ def _images(
         if name in table.column_names
     }
     return Images(
-        names=places or [f"{split}[{row}]" for row in kept],
+        names=places or [_row_name(split, row) for row in kept],
         labels=numbers[kept],
         sizes=np.full(len(kept), size, np.int64),
         classes=classes,
@@ -393,6 +400,10 @@ def _images(
         ),
         doubts=merged_classes(all_texts),
     )
+
+
+def _row_name(split: str, row: int) -> str:
+    return f"{split}[{row}]"
 
 
 def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
@@ -411,7 +422,7 @@ def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
         cell = cells[row].as_py()
         path = cell.get("path") if isinstance(cell, dict) else cell
         if path is None:
-            missing[row] = f"{split}[{row}]"
+            missing[row] = _row_name(split, row)
         elif isinstance(place := place_of(root, str(path)), Path) and not isfile(place):
             missing[row] = str(path)
     return missing

@@ -26,6 +26,9 @@ SOURCES = Table("source", _BUILT_IN, "sslpipe.sources")
 # options that only some of them read; given with another one, they are refused
 OPTIONS: dict[str, tuple[str, ...]] = {
     "csv": ("csv",),
+    "image_column": ("csv", "parquet", "huggingface"),
+    "label_column": ("csv", "parquet", "huggingface", "tars", "folder"),
+    "split_column": ("csv",),
     "download": ("torchvision",),
     "skip_missing": ("folder", "csv", "parquet", "huggingface"),  # of lists of files
 }

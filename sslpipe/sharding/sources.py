@@ -95,7 +95,7 @@ class SourceOptions:
     name: str | None = None  # in torchvision
     csv: Path | None = None  # a row an image
     image_column: str = "path"  # of the CSV or parquet file, as label_column
-    label_column: str = "label"
+    label_column: str = "label"  # of a folder: the group of name_pattern
     split_column: str | None = None  # of the CSV file; None: one split
     labels: bool = True
     download: bool = False  # torchvision may fetch the data set
@@ -114,6 +114,11 @@ class SourceOptions:
     def in_names(self) -> list[str]:
         """Columns that are read from the names of images."""
         return list(self.name_pattern.groupindex) if self.name_pattern else []
+
+    @property
+    def is_label_in_names(self) -> bool:
+        """Whether a group of --name-pattern is the class."""
+        return self.labels and self.label_column in self.in_names
 
     @property
     def fields(self) -> list[str]:

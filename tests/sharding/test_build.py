@@ -75,6 +75,26 @@ def test_images_of_two_splits_are_counted_with_one_of_them_and_what_to_do(tmp_pa
     assert set(between) <= set(report_of(out).doubts)
 
 
+def test_images_of_two_classes_are_counted_with_one_of_them(tmp_path, capsys):
+    out = tmp_path / "out"
+    levels = {"train/cat": (1, 2, 3, 3), "train/dog": (2, 4, 3), "val/owl": (3, 7), "val/dog": (9,)}
+    for place, own in levels.items():
+        for number, level in enumerate(own):
+            grey(tmp_path / "in" / place / f"{number}.png", level)
+    assert run("build", out, "--root", tmp_path / "in" / "train") == 0
+    assert "look at this: 2 images in two classes, byte for byte" in capsys.readouterr().out
+    assert run("build", out, "--root", tmp_path / "in", "--overwrite") == 0
+    (line,) = (each for each in report_of(out).doubts if "in two classes" in each)
+    assert line.startswith("2 images in two classes, byte for byte, such as ")
+    named = re.findall(r"'(\w+)/(\w+)/(\d)[.]png' of '(\w+)'", line)
+    assert all(own == name for _, own, _, name in named)
+    first, second = (levels[f"{split}/{own}"][int(number)] for split, own, number, _ in named)
+    assert first == second
+    assert named[0][3] != named[1][3]
+    assert run("build", out, "--root", tmp_path / "in", "--no-labels", "--overwrite") == 0
+    assert not any("in two classes" in each for each in report_of(out).doubts)
+
+
 def test_an_image_that_is_twice_in_one_split_or_in_none_is_in_no_two(tmp_path):
     for split, levels in {"train": (1, 1, 2), "test": (3, 4)}.items():
         for number, level in enumerate(levels):

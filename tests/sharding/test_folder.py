@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import unicodedata
 from pathlib import Path
 
@@ -139,6 +140,34 @@ def test_folders_of_days_and_of_cameras_are_doubted_as_classes(tmp_path, names, 
     assert any("--no-labels" in doubt for doubt in own.doubts) == doubted
 
 
+def test_classes_may_stand_in_the_names_of_files(tmp_path):
+    """As in the Oxford pets' images/ and Kaggle's train/cat.7.jpg."""
+    photos(tmp_path, "images/Great_Dane_1.png", "images/pug_2.png", "images/pug_10.jpg")
+    pattern = re.compile(r"(.*/)?(?P<label>.+)_\d+[.]\w+")
+    expected = {"train": ["Great_Dane", "pug", "pug"]}
+    assert found(tmp_path, name_pattern=pattern) == expected
+    named = re.compile(pattern.pattern.replace("label", "breed"))
+    assert found(tmp_path, name_pattern=named, label_column="breed") == expected
+    assert found(tmp_path, name_pattern=named) == {"train": [None] * 3}  # a column alone
+    assert found(tmp_path, name_pattern=pattern, labels=False) == {"train": [None] * 3}
+    photos(tmp_path / "split", "train/cat.0.png", "train/dog.1.png", "test/dog.9.png")
+    kaggle = re.compile(r".*/(?P<label>\w+)[.]\d+[.]png")
+    classes = {"test": ["dog"], "train": ["cat", "dog"]}
+    assert found(tmp_path / "split", name_pattern=kaggle) == classes
+    photos(tmp_path / "split", "train/owl.png")
+    with pytest.raises(DataError, match="does not match 1 of 3 names"):
+        found(tmp_path / "split", name_pattern=kaggle)
+
+
+def test_folders_of_img2dataset_are_doubted_as_classes(tmp_path):
+    photos(tmp_path, "00000/000000000.png", "00001/000010000.png")
+    (own,) = read(tmp_path).values()
+    assert not any("--no-labels" in doubt for doubt in own.doubts)
+    (tmp_path / "00000_stats.json").write_text("{}")
+    (own,) = read(tmp_path).values()
+    assert any("'00000'; --no-labels" in doubt for doubt in own.doubts)
+
+
 def test_the_one_class_of_a_folder_too_many_is_doubted(tmp_path):
     photos(tmp_path, "pets/cat/1.png", "pets/dog/2.png")
     (own,) = read(tmp_path).values()
@@ -194,6 +223,25 @@ def test_a_csv_names_splits_as_folders_do_and_minus_one_is_no_label(tmp_path):
     (tmp_path / "list.csv").write_text(rows.replace("-1,Training", "7,train"))
     with pytest.raises(DataError, match="both mean the split train"):
         SOURCES["csv"](options)
+
+
+@pytest.mark.parametrize(
+    ("names", "doubted"),
+    [
+        (("0", "1"), True),  # is_train
+        (("False", "True"), True),  # fastai's is_valid
+        (("train", "extra"), False),
+        (("query", "gallery"), False),
+        (("1", "1"), False),
+    ],
+)
+def test_a_column_of_splits_of_which_none_is_known_is_doubted(tmp_path, names, doubted):
+    photos(tmp_path, "1.png", "2.png")
+    (tmp_path / "list.csv").write_text(f"path,part\n1.png,{names[0]}\n2.png,{names[1]}\n")
+    words = ["--source", "csv", "--csv", tmp_path / "list.csv", "--split-column", "part"]
+    assert run("build", tmp_path / "out", *words, "--no-labels") == 0
+    doubts = report_of(tmp_path / "out").doubts
+    assert any("read train and test" in each for each in doubts) == doubted
 
 
 # --- classes

@@ -293,6 +293,9 @@ def test_a_corrupt_image_is_refused_by_name_or_skipped_and_listed(photos, tmp_pa
     [
         (["--csv", "a.csv"], "--csv is for the source csv"),
         (["--source", "idx", "--skip-missing"], "--skip-missing is for the source folder or csv"),
+        (["--label-column", "species"], "--name-pattern with a group (?P<species>...)"),
+        (["--image-column", "file"], "--image-column is for the source csv or parquet"),
+        (["--split-column", "fold"], "--split-column is for the source csv"),
         (["--source", "foldr"], "did you mean 'folder'"),
         (["--source", "webdataset"], "sslpipe shards index"),
         (["--source", "tar"], "sslpipe shards index"),

@@ -491,6 +491,13 @@ def test_images_that_are_not_there_are_counted_or_skipped_and_listed(tmp_path, c
     index = load_index(tmp_path / "out")
     assert sorted(index.split("in").labels.tolist()) == [0, 1]
     assert index.manifest.classes == ("ape", "cat", "dog")  # as the list says
+    # as img2dataset writes what it could not download
+    write(tmp_path / "in.parquet", WORDS, pa.array([grey_png(1), None, grey_png(2), None]))
+    message = error_of(capsys, *words, "--overwrite")
+    assert "2 of 4 rows have no image in column 'image', such as in[1]" in message
+    assert "--skip-missing" in message
+    assert run(*words, "--overwrite", "--skip-missing") == 0
+    assert len(load_index(tmp_path / "out").split("in")) == 2
 
 
 def test_files_of_a_split_give_class_names(tmp_path):
