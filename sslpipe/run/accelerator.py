@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,6 +36,11 @@ _SHARDED = {  # what accelerate's launcher sets, and who would cut the model int
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+}
+_DECIDED = {  # what it sets, too, and the setting of the recipe that decides instead
+    "ACCELERATE_MIXED_PRECISION": "optim.precision",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "data.micro_batch",
+    "ACCELERATE_DYNAMO_BACKEND": "run.compile",
 }
 _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
@@ -64,6 +69,11 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
         raise UserError(
             f"WORLD_SIZE = {launched} is set, but no launcher started this one process; unset it, "
             f"or start with `{launch_command(launched)} ...`"
+        )
+    if launched == 1 and "LOCAL_RANK" in os.environ and "MASTER_ADDR" not in os.environ:
+        raise UserError(
+            f"LOCAL_RANK = {os.environ['LOCAL_RANK']} is set, but no launcher started this "
+            "process, which would set MASTER_ADDR, too; unset it"
         )
     if launched > 1:
         watch_launcher()
@@ -94,8 +104,21 @@ def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
     return Accelerator(
         cpu=PartialState().device.type == "cpu",
         mixed_precision=_ACCELERATE_NAME[precision],
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        dynamo_backend="no",
         kwargs_handlers=[ddp],
     )
+
+
+def launcher_remarks(precision: str) -> list[str]:
+    """Name the launcher's settings that would change the run, and what of the recipe decides."""
+    asked = {variable: os.environ.get(variable, "").lower() for variable in _DECIDED}
+    without = ("", "no", "1", _ACCELERATE_NAME[precision])
+    return [
+        f"{variable} = {value} has no effect: the recipe decides, by {_DECIDED[variable]}"
+        for variable, value in asked.items()
+        if value not in without
+    ]
 
 
 class Placed(NamedTuple, Generic[PartsT]):

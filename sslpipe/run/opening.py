@@ -15,7 +15,7 @@ from PIL import Image
 
 from sslpipe.portable import ignores_hang_up
 from sslpipe.random import permutation
-from sslpipe.run.accelerator import Placed, describe_run, place
+from sslpipe.run.accelerator import Placed, describe_run, launcher_remarks, place
 from sslpipe.run.best import Best
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.contract import PartsT, Plan
@@ -235,5 +235,5 @@ def _announce(run: Run[PartsT], remarks: Sequence[str]) -> None:
     )
     if ignores_hang_up():
         run.reporter.say("SIGHUP is ignored (nohup): closing the terminal does not stop the run")
-    for remark in remarks:
+    for remark in [*launcher_remarks(run.placed.precision), *remarks]:
         run.reporter.warn(remark)

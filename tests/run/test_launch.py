@@ -15,6 +15,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
+import sslpipe
 from sslpipe.cli.train import app as train_commands
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
@@ -120,6 +121,34 @@ def test_the_launch_that_the_help_names_needs_no_file():
 def test_a_launch_that_would_cut_the_model_into_parts_is_refused(name, monkeypatch):
     monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
     with pytest.raises(UserError, match=rf"ACCELERATE_USE_{name} = true: .*launch/gpu8\.yaml"):
+        join_processes(cpu=True, timeout_s=10)
+
+
+def test_what_the_launcher_sets_and_the_recipe_decides_changes_nothing(
+    tmp_path, monkeypatch, capsys
+):
+    """Accelerate would divide the gradient by the steps to accumulate, and compile the network."""
+    data = write_dataset(tmp_path / "data")
+    recipe = write_recipe(tmp_path)
+    changes = {"steps": 2, "optim.kind": "sgd", "run.device": "cpu"}
+    settings = {"MIXED_PRECISION": "bf16", "GRADIENT_ACCUMULATION_STEPS": "4"}
+    settings["DYNAMO_BACKEND"] = "EAGER"
+    for name in ("as it is", "launched"):
+        sslpipe.train(recipe, data, tmp_path / name, overrides=changes)
+        said = capsys.readouterr()
+        remarks = re.findall("ACCELERATE_([A-Z_]+) = (.+) has no effect", said.out + said.err)
+        assert dict(remarks) == (
+            {} if name == "as it is" else {k: v.lower() for k, v in settings.items()}
+        )
+        for variable, value in settings.items():
+            monkeypatch.setenv(f"ACCELERATE_{variable}", value)
+    assert_same_weights(tmp_path / "as it is", tmp_path / "launched")
+
+
+def test_a_rank_that_no_launcher_gave_is_one_error(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UserError, match="LOCAL_RANK = 1 is set, but no launcher"):
         join_processes(cpu=True, timeout_s=10)
 
 
