@@ -91,6 +91,13 @@ def retrieval(
     )
     protocol = "retrieval cosine lone=skip" + " self-removed" * exclude_same_id
     named = {"not-same": exclude_same, "cross": cross}
+    columns = [it.name for it in named.values() if it is not None]
+    if columns and not scores.matches.any():
+        raise DataError(
+            f"none of {len(scores.matches)} queries has a match with another value of "
+            f"{' and '.join(columns)}, which `--exclude-same` or `--cross` asks for; leave it out, "
+            "or give a gallery with images of their classes and other values"
+        )
     protocol += "".join(f" {rule}={it.name}" for rule, it in named.items() if it is not None)
     return summary(scores, protocol, bank=len(gallery.ids))
 

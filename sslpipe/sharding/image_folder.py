@@ -67,9 +67,10 @@ _HARDLY_CLASSES = GENERIC | {
     *("thumbs", "thumbnails", "segmentations", "json", "xml"),
     *("jpegimages", "segmentationclass", "segmentationobject"),  # of Pascal VOC
 }
-# 2024, 2024-05, 2024-05-01 Rome, 20240501; 100APPLE of a camera
+# 2024, 2024-05, 2024-05-01 Rome, 20240501; 100APPLE of a camera; cam01, Camera 2
 _OF_A_TIME = re.compile(
     r"(19|20)\d\d([-_. ]?(0[1-9]|1[0-2])([-_. ]?([0-2]\d|3[01])\b.*)?)?|\d{3}[A-Z_]{5}"
+    r"|[Cc]am(era)?[-_. ]?\d+"
 )
 # folders and files that systems and programs make, in lower case
 _SYSTEM = frozenset(
@@ -545,7 +546,8 @@ def _doubts(
     if are_times(classes):
         doubts.append(
             "folders of years, days, or of a camera, became classes, such as "
-            f"{shown(min(classes))}; --no-labels reads them without"
+            f"{shown(min(classes))}; --no-labels reads them without, and a group (?P<label>...) of "
+            "--name-pattern takes the class from the files' names"
         )
     below = [place.relative_to(root).parts for place in places]
     pairs = {pair for parts in below for pair in pairwise(parts)}

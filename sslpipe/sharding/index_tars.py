@@ -140,7 +140,7 @@ def index_folder(
             entry=entry,
             left_out=scan.left_out,
             unusual=scan.unusual,
-            has_labels=any(sample.label >= 0 for sample in scan.samples),
+            highest_label=max(sample.label for sample in scan.samples),
             has_json=any(sample.json for sample in scan.samples),
         )
 
@@ -149,6 +149,8 @@ def index_folder(
         for name, paths in groups.items():
             indexed[name] = list(pool.map(index, paths))
     splits = {name: tuple(tar.entry for tar in own) for name, own in indexed.items()}
+    if joined.classes and not joined.numbers:
+        _check_named(chain(*indexed.values()), joined.classes)
 
     # dataset.json
     kept = [name for name in manifest.splits if name not in groups]
@@ -183,8 +185,18 @@ class _IndexedTar(NamedTuple):
     entry: ShardFile
     left_out: list[Group]
     unusual: list[Group]
-    has_labels: bool
+    highest_label: int  # -1: none has one
     has_json: bool
+
+
+def _check_named(tars: Iterable[_IndexedTar], classes: Sequence[str]) -> None:
+    """Raise DataError where a label has no name, as of labels that begin at 1."""
+    highest = max(tars, key=lambda tar: tar.highest_label)
+    if highest.highest_label >= len(classes):
+        raise DataError(
+            f"{highest.path}: label {highest.highest_label}, but names are given for the labels 0 "
+            f"to {len(classes) - 1}; the first name is that of label 0: name every label"
+        )
 
 
 def _measured_fields(
@@ -215,7 +227,7 @@ def _report(
     doubts = unread(skipped, indexed[0].path)
     has_texts = any(each.what == BESIDE and each.kind == ".txt" for each in skipped)
     has_json = any(tar.has_json for tar in indexed)
-    has_labels = any(tar.has_labels for tar in indexed)
+    has_labels = any(tar.highest_label >= 0 for tar in indexed)
     if not has_labels and (has_texts or has_json):
         member = "KEY.txt" if has_texts else "KEY.json"
         named = "txt" if has_texts else "NAME_IN_JSON"

@@ -400,6 +400,10 @@ def _read_label(path: Path, descriptor: int, member: Member) -> int:
 
 
 def _belonging(members: Sequence[Member], image: Member, kind: str) -> Member | None:
-    """Find the member of a kind that is named as the image, else as its key."""
+    """Find the member of a kind that is named as the image, else as its key.
+
+    A kind may have dots, as in KEY.outputs.txt beside KEY.input.jpg.
+    """
     by_stem = {member.stem: member for member in members if member.kind == kind}
-    return by_stem.get(image.stem, by_stem.get(image.key))
+    by_suffix = {member.suffix: member for member in members}
+    return by_stem.get(image.stem, by_suffix.get(kind))

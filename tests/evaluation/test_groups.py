@@ -103,6 +103,16 @@ def test_re_identification_ignores_the_identity_in_its_own_camera_and_keeps_dist
     assert by_name["mAP"].value == pytest.approx((1 / 1 + 2 / 3) / 2)
 
 
+def test_one_value_for_all_is_one_error_that_names_the_column():
+    """Whose images are all of one camera has no query by the rules of re-identification."""
+    gallery = rows([[1, 0.1], [1, 0.2]], [7, 7])
+    query = rows([[1, 0]], [7])
+    one = GroupCodes("camera", np.zeros(2, int), np.zeros(1, int), NAMES)
+    for rule in ("cross", "exclude_same"):
+        with pytest.raises(DataError, match=r"another value of camera.*--exclude-same.*--cross"):
+            retrieval(gallery, query, **{rule: one})
+
+
 def test_codes_are_the_same_numbers_in_both_splits(tmp_path: Path):
     write_dataset(tmp_path, (4,), split="test")
     manifest = write_dataset(tmp_path, (3, 2))

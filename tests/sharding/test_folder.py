@@ -131,6 +131,9 @@ def test_folders_of_masks_and_images_are_doubted_as_classes(tmp_path):
         (["2024-05-01", "Rome"], False),
         (["20241301", "20245001"], False),  # numbers of products
         (["100", "101"], False),
+        (["cam01", "cam02"], True),  # of re-identification: a person in several
+        (["Camera 1", "Camera_2"], True),
+        (["cam01", "person07"], False),
     ],
 )
 def test_folders_of_days_and_of_cameras_are_doubted_as_classes(tmp_path, names, doubted):

@@ -396,3 +396,11 @@ def test_classes_without_names_are_no_lack_of_classes(tmp_path, capsys):
     (tmp_path / "names.txt").write_text("ape\nbee\n")
     assert run("index", tars, "--classes", tmp_path / "names.txt") == 0
     assert "dataset.json: 2 classes;" in capsys.readouterr().out
+    # of labels that begin at 1 the names would be those of others
+    members = [
+        (name, b"%d" % (int(raw) + 1) if name.endswith("cls") else raw) for name, raw in members
+    ]
+    write_tar(tmp_path / "one" / "train-0.tar", *members)
+    message = error_of(capsys, "index", tmp_path / "one", "--classes", tmp_path / "names.txt")
+    assert "label 2, but names are given for the labels 0 to 1" in message
+    assert not (tmp_path / "one" / "dataset.json").exists()

@@ -127,11 +127,14 @@ def test_a_split_by_the_label_says_which_option_reads_it(tmp_path, photos, capsy
     built(tmp_path, *words, "age,label")
 
 
-def test_separators_of_windows_are_read(tmp_path, photos):
+def test_separators_of_windows_are_read(tmp_path, photos, capsys):
     (tmp_path / "list.csv").write_text("path,label\ndeep\\id4.PNG,a\ndeep\\id5,b\n")
     words = ["--csv", tmp_path / "list.csv", "--root", photos]
     found = built(tmp_path, "--source", "csv", *words)
     assert found == {"train": ["deep/id4.PNG", "deep/id5.PNG"]}
+    (tmp_path / "list.csv").write_text("path,label\ndeep\\id4.png,a\n")
+    message = error_of(capsys, "build", tmp_path / "other", "--source", "csv", *words)
+    assert "id4.PNG is there: case counts" in message
 
 
 def test_lists_of_editors_on_windows_are_read(tmp_path, photos):

@@ -154,6 +154,21 @@ def test_several_images_of_a_key_are_samples_that_share_its_label_and_columns(
     assert run("verify", out) == 0
 
 
+def test_a_label_may_be_in_a_member_with_dots_in_its_suffix(tmp_path):
+    """As those who write "input.jpg" and "output.txt" into a ShardWriter have it."""
+    parts: list[tuple[str, bytes]] = []
+    for key, name in enumerate(("cat", "dog", "cat")):
+        parts += [(f"s{key}.input.png", grey_png(key)), (f"s{key}.Output.txt", name.encode())]
+    write_tar(tmp_path / "in" / "train-0.tar", *parts)
+    words = ["--source", "tars", "--root", tmp_path / "in", "--label-column", "output.txt"]
+    assert run("build", tmp_path / "out", *words) == 0
+    split = load_index(tmp_path / "out").split("train")
+    levels = [Image.open(io.BytesIO(Reader(split).one(i).image)).getpixel((0, 0)) for i in range(3)]
+    assert [split.class_name(label) for label in split.labels] == [
+        ("cat", "dog", "cat")[level] for level in levels
+    ]
+
+
 @pytest.mark.promise(17)
 @pytest.mark.parametrize(("suffix", "remedy"), [("txt", "KEY.txt"), ("json", "kind, seen")])
 def test_classes_that_nobody_named_are_not_lost_without_a_word(tmp_path, suffix, remedy):
