@@ -209,7 +209,8 @@ def time_text(step_s: float, recipe: RunRecipe, precision: str, device: torch.de
     if recipe.half_size_steps:
         in_all += f" (the first {recipe.half_size_steps:,} steps with views of half the size)"
     timed = f"one {device.type} process of this machine, without reading, loss and optimizer"
-    return f"{in_all}, {step_s:.2g} s/step ({precision}, {timed})"
+    digits = ".0f" if step_s >= 10 else ".2g"  # not 1.2e+02
+    return f"{in_all}, {step_s:{digits}} s/step ({precision}, {timed})"
 
 
 def _duration(seconds: float) -> str:

@@ -53,7 +53,9 @@ def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
         if name != "train":
             count = int((shared & is_inside).sum())
             total = int(is_inside.sum())
-            share = f" ({100 * count / total:.2g} %)" if count else ""
+            percent = 100 * count / total
+            digits = ".0f" if percent >= 10 else ".2g"  # not 1e+02
+            share = f" ({percent:{digits}} %)" if count else ""
             images = f"{count:,} of {total:,}" if count else f"None of {total:,}"
             sentences.append(f"{images} {name} images are also in train{share}")
     return sorted(sentences, key=lambda text: " test images" not in text)

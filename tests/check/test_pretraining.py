@@ -20,7 +20,7 @@ from torchvision.models import VisionTransformer
 import sslpipe.check.estimate
 from sslpipe.augment.two_views import build_augment
 from sslpipe.check import pretraining
-from sslpipe.check.estimate import step_seconds
+from sslpipe.check.estimate import step_seconds, time_text
 from sslpipe.check.pretraining import check_pretraining, mixing_score
 from sslpipe.data.holdout import holdout_ids, plan_order
 from sslpipe.data.index import Split, load_index
@@ -171,6 +171,12 @@ def test_the_optimizer_state_is_what_the_optimizer_allocates(recipe_of, override
     held = [t for state in optimizer.state.values() for t in state.values() if t is not None]
     real = sum(t.numel() * t.element_size() for t in held if t.ndim)  # step counters are scalars
     assert estimate_memory(model, recipe, crop_px=16, precision="fp32").optimizer == real
+
+
+@pytest.mark.parametrize(("step_s", "shown"), [(0.0123, "0.012"), (9.6, "9.6"), (123.4, "123")])
+def test_the_time_of_a_step_is_a_plain_number(tmp_path, step_s, shown):
+    said = time_text(step_s, load_recipe(write_recipe(tmp_path)), "fp32", torch.device("cpu"))
+    assert f", {shown} s/step (" in said
 
 
 def test_the_estimated_time_is_a_rows_time_times_the_rows(recipe_of, index, monkeypatch):

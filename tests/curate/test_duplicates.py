@@ -107,6 +107,13 @@ def planted(tmp_path):
     return manifest
 
 
+def test_a_test_split_that_is_all_in_train_is_100_percent(tmp_path):
+    manifest = write_dataset(tmp_path / "data", (4,))
+    write_dataset(tmp_path / "data", (4,), split="test")
+    said = run(manifest, tmp_path / "out")
+    assert "4 of 4 test images are also in train (100 %)" in said
+
+
 def test_exact_duplicates_are_grouped_across_splits(planted, tmp_path):
     add_columns(planted, camera=["a", "b"] * 8)
     before = {p: p.read_bytes() for p in planted.parent.glob("*.tar")}
