@@ -31,7 +31,7 @@ from typing import (
 from pydantic import ConfigDict, Field, ValidationError, create_model
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
-from torch import nn
+from torch import Tensor, nn
 
 from sslpipe.errors import did_you_mean, shown
 from sslpipe.registry.schema import KindSettings
@@ -84,6 +84,12 @@ class _PartType(type):
         rest = args[len(named) :]  # too many: refused below
         if both := named.keys() & kwargs.keys():
             raise TypeError(f"{cls.__name__} got {min(both)} by place and by name")
+        for name, value in {**named, **kwargs}.items():
+            if isinstance(value, Tensor) and value.requires_grad:  # it would become a number
+                raise TypeError(
+                    f"{cls.__name__} does not train its {name}; give a number, as in {name}="
+                    f"{shown(value.tolist())}"
+                )
         try:
             return super().__call__(*rest, **named, **kwargs)
         except ValidationError as error:

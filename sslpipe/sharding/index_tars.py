@@ -55,7 +55,8 @@ class Indexed(NamedTuple):
 def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
     """Group a folder's tars by split: `split`, else how their names begin. Raises: DataError."""
     if not folder.is_dir():
-        where = f": give {folder.parent}, which holds it" if folder.is_file() else ""
+        is_inside = folder.is_file() or re.search(r"[{*]", folder.name)  # {0000..0099}.tar
+        where = f": give {folder.parent}, which holds it" if is_inside else ""
         raise DataError(f"{folder} is not a folder{where}")
     groups: dict[str, list[Path]] = {}
     names: dict[str, set[str]] = defaultdict(set)  # by split, how the names of its tars begin

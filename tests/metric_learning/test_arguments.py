@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import sslpipe
 from sslpipe.metric_learning import ArcFace, DeepID2Loss, SemiHardMiner, TripletLoss
 
 Z = torch.arange(32.0).sin().view(8, 4)
@@ -16,6 +17,16 @@ def test_a_number_by_place_is_no_switch(value):
         TripletLoss(value)
     assert TripletLoss(False).normalize is False
     assert (ArcFace(7, 3).num_classes, ArcFace(7, 3).dim) == (7, 3)
+
+
+@pytest.mark.parametrize("part", [sslpipe.NTXentLoss, TripletLoss])
+def test_a_setting_that_would_have_to_be_trained_is_refused(part):
+    """As CLIP's temperature: it would become a number, which no optimizer changes."""
+    name = "temperature" if part is sslpipe.NTXentLoss else "margin"
+    trained = torch.nn.Parameter(torch.tensor(0.5))
+    with pytest.raises(TypeError, match=rf"does not train its {name}.*{name}=0\.5"):
+        part(**{name: trained})
+    assert getattr(part(**{name: trained.detach()}), name) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -330,6 +330,8 @@ def test_folders_that_do_not_fit_together_are_refused(tmp_path, capsys):
     assert "--out" in error_of(capsys, "index", *folders)
     tars = sorted(plain.glob("*.tar")) * 2  # as `index TARS/*.tar` gives them
     assert f"give {plain}, which holds it" in error_of(capsys, "index", *tars)
+    pattern = plain / "train-{0..9}.tar"  # as webdataset takes it
+    assert f"give {plain}, which holds it" in error_of(capsys, "index", pattern)
     assert "--classes" in error_of(capsys, "index", folders[0], plain, "--out", out)
     assert not (out / "dataset.json").exists()
     write_tar(tmp_path / "more" / "train-0.tar", ("a.png", grey_png(1)))  # without a label
