@@ -19,7 +19,7 @@ from platform import machine
 
 ROOT = Path(__file__).parents[2]
 # dependencies that neither the tests marked gpu nor the benchmarks import, and what then is absent
-OPTIONAL = {"wandb": "the tracker"}
+OPTIONAL = {"faiss-gpu": "search by faiss", "wandb": "the tracker"}
 TESTING = ("pytest", "pytest-timeout")
 
 

@@ -19,7 +19,7 @@ from sslpipe.evaluation.embed import Embeddings, check_finite_rows
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe as probe_rows
-from sslpipe.evaluation.neighbours import usual_k
+from sslpipe.evaluation.neighbours import Search, usual_k
 from sslpipe.evaluation.result import Result, Results
 from sslpipe.evaluation.retrieval import retrieval as search_rows
 from sslpipe.evaluation.verification import verification as verify_rows
@@ -37,6 +37,7 @@ def knn(
     k: int | None = None,
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Vote = "weighted",
+    search: Search = "torch",
     labels_per_class: int | None = None,
     seed: int = 0,
 ) -> Result:
@@ -55,6 +56,7 @@ def knn(
         k: Neighbours that vote, 1 to N; None: 20, or N where there are fewer.
         temperature: T > 0 of the weights exp(cosine / T); without effect on a majority vote.
         vote: "weighted" (the field's protocol) or "majority".
+        search: "torch" or "faiss"; both find the same neighbours.
         labels_per_class: Score by so many rows of each class of train, the mean of five draws; k is
             10 then. None: by all.
         seed: Of these draws.
@@ -82,7 +84,7 @@ def knn(
         )
         return result
     ks = usual_k((20,), len(train.ids)) if k is None else [k]
-    (result,) = knn_results(train, test, k=ks, temperature=temperature, vote=vote)
+    (result,) = knn_results(train, test, k=ks, temperature=temperature, vote=vote, search=search)
     return result
 
 

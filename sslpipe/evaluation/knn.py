@@ -22,7 +22,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.groups import GroupCodes, hidden_ids
-from sslpipe.evaluation.neighbours import Neighbours, nearest, usable_rows, usual_k
+from sslpipe.evaluation.neighbours import Neighbours, Search, nearest, usable_rows, usual_k
 from sslpipe.evaluation.result import Result, accuracy
 
 Vote = Literal["weighted", "majority"]
@@ -42,6 +42,7 @@ def knn_results(
     k: Sequence[int] | None = None,
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Votes = "weighted",
+    search: Search = "torch",
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
@@ -55,6 +56,7 @@ def knn_results(
         k: Numbers of neighbours. Default: 10, 20, 100 and 200, where the bank has as many rows.
         temperature: T > 0 of the weighted vote.
         vote: "weighted", "majority" or "both".
+        search: "torch" or "faiss"; both find the same neighbours.
         exclude_same_id: A query does not see the row of its own id: for two files of one split.
         exclude_same: A column (camera, say): a query finds no row that has its own value of it; a
             missing value excludes nothing.
@@ -73,7 +75,9 @@ def knn_results(
     hidden = hidden_ids(bank, queries, same_id=exclude_same_id, same=exclude_same)
     if k is None:
         k = usual_k(DINO_K, usable_rows(len(bank.ids), hidden))
-    neighbours = nearest(bank.features, queries.features, max(k), hidden=hidden, process=process)
+    neighbours = nearest(
+        bank.features, queries.features, max(k), search=search, hidden=hidden, process=process
+    )
     suffix = " leave-one-out" if exclude_same_id else ""
     suffix += f" not-same={exclude_same.name}" if exclude_same is not None else ""
     labels = queries.labels.cpu().numpy()

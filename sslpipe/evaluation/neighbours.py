@@ -6,12 +6,13 @@ rounding (it is at most 1): a similarity computed in float64 depends on the two 
 on the order of the sum, the tile, the library or the machine. It is rounded to float32; equal
 similarities rank by the lower row of the bank.
 
-Float32 products, whose error is bounded, propose rows, and only those that may
+Float32 products, of torch or faiss, whose error is bounded, propose rows, and only those that may
 be among the nearest are compared exactly. `among_all`, which compares everything, is the oracle.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from importlib import import_module
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
 from sslpipe.precision import full_float32
 
+Search = Literal["torch", "faiss"]
 Hidden = tuple[Tensor, Tensor] | None  # (N,) and (Q,): a query finds no row of its own number
 
 PART_ROWS = 4096  # rows converted to float64 at a time
@@ -30,6 +32,7 @@ MOST_NUMBERS = 2**28  # on a GPU: 1 GiB
 PROPOSED_NUMBERS = 2**21  # rows that are proposed for many queries at a time
 PAIRED_NUMBERS = 2**17  # components of pairs at a time; 128 times as many on a GPU
 PART_BYTES = 2**27  # of a bank on the CPU that is searched at a time: its unit rows are a copy
+FAISS_MOST = 2048  # neighbours that faiss finds on a GPU
 SPARE = 32  # rows proposed beyond k: most queries are then proved complete
 
 
@@ -59,6 +62,7 @@ def nearest(
     k: int,
     *,
     units: bool = False,
+    search: Search = "torch",
     hidden: Hidden = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> Neighbours:
@@ -73,6 +77,7 @@ def nearest(
         k: At least 1; more than a query may find is a DataError.
         units: Whether all rows are as `fixed_point_units` returns them, on one device: nothing is
             copied, and queries may be the bank itself.
+        search: "torch" or "faiss"; both find the same neighbours.
         hidden: (N,) and (Q,) int64: a query never finds a row of its own number.
         process: This process; the other arguments are the same on all.
     """
@@ -95,6 +100,7 @@ def nearest(
                     first=start,
                     queries=asked[some],
                     hidden=ids,
+                    search=search,
                 ),
             )
     if process.world_size > 1:
@@ -105,7 +111,7 @@ def nearest(
 
 
 def _with_part(
-    found: Neighbours, bank: Tensor, first: int, queries: Tensor, hidden: Hidden
+    found: Neighbours, bank: Tensor, first: int, queries: Tensor, hidden: Hidden, search: Search
 ) -> Neighbours:
     """Add a part of the bank, which begins at row `first`, to what was found in those before.
 
@@ -116,12 +122,13 @@ def _with_part(
     k = found.indices.shape[1]
     margin = float32_error(bank.shape[1]) + 2.0**-23  # of a float32 product, both ways
     width = min(len(bank), k + SPARE)
+    propose = _by_faiss if search == "faiss" else _by_torch
     products = queries.new_empty(len(queries), width)
     rows = torch.empty_like(products, dtype=torch.int64)
     with full_float32():
         for some in _tiles(len(queries), tile_numbers(bank.device) // len(bank)):
             same = None if hidden is None else hidden[0] == hidden[1][some, None]  # (q, N)
-            products[some], rows[some] = _propose(bank, queries[some], width, same)
+            products[some], rows[some] = propose(bank, queries[some], width, same)
     least = found.similarities[:, -1]  # of the last of k rows, at least; NaN of damaged ones
     if width >= k:
         least = torch.maximum(least, products[:, k - 1] - margin)
@@ -255,18 +262,48 @@ def best(similarities: Tensor, rows: Tensor, k: int) -> Neighbours:
     )
 
 
-def _propose(
+# (bank (N, F), queries (q, F), how many, who finds none of which rows (q, N)) -> products (q, n)
+# float32, falling, and their rows of the bank (q, n); no other row's product is larger
+def _by_torch(
     bank: Tensor, queries: Tensor, width: int, own: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Find the largest float32 products, falling, and their rows of the bank: (q, width) each.
-
-    `own` (q, N) are the rows that a query does not find.
-    """
     products = torch.mm(queries, bank.T)  # (q, N)
     if own is not None:
         products.masked_fill_(own, -torch.inf)
     largest, rows = products.topk(width, dim=1)
     return largest, rows
+
+
+def _by_faiss(
+    bank: Tensor, queries: Tensor, width: int, own: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    try:
+        import faiss
+    except ImportError as error:
+        raise DataError(
+            'search = "faiss" needs faiss (pip install faiss-gpu or faiss-cpu); search = "torch" '
+            "gives the same neighbours without it"
+        ) from error
+    most = width if own is None else min(len(bank), width + int(own.sum(1).max()))
+    inner = faiss.METRIC_INNER_PRODUCT
+    if bank.is_cuda:
+        import_module("faiss.contrib.torch_utils")  # takes tensors where they lie
+        if not hasattr(faiss, "StandardGpuResources") or most > FAISS_MOST:
+            raise DataError(
+                f'search = "faiss" on a GPU needs faiss-gpu and finds at most {FAISS_MOST} '
+                f'neighbours, of {most} needed; search = "torch" gives the same neighbours'
+            )
+        resources = faiss.StandardGpuResources()
+        device = bank.device.index or 0
+        products, rows = faiss.knn_gpu(resources, queries, bank, most, metric=inner, device=device)
+    else:
+        near = faiss.knn(queries.numpy(), bank.numpy(), most, metric=inner)
+        products, rows = map(torch.from_numpy, near)
+    if own is None:
+        return products, rows
+    products = products.masked_fill(own.gather(1, rows), -torch.inf)
+    largest, places = products.topk(width, dim=1)
+    return largest, rows.gather(1, places)
 
 
 def tile_numbers(device: torch.device) -> int:

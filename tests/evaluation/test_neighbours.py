@@ -1,5 +1,7 @@
 """One search: whatever its tiles, parts and processes, it finds what loops and comparing all do."""
 
+import sys
+
 import pytest
 import torch
 
@@ -13,10 +15,11 @@ from tests.evaluation.test_knn import collapsed_rows, random_rows, tied_rows
 from tests.helpers.processes import run_processes
 
 
+@pytest.mark.parametrize("search", ["torch", "faiss"])
 @pytest.mark.parametrize("leave_out", [False, True])
 @pytest.mark.parametrize("k", [1, 40, 1100])
 @pytest.mark.parametrize("make", [random_rows, tied_rows, collapsed_rows])
-def test_a_search_finds_what_comparing_all_finds(make, k, leave_out, monkeypatch):
+def test_a_search_finds_what_comparing_all_finds(make, k, leave_out, search, monkeypatch):
     bank, queries = make(3000, 8, 5, seed=3), make(70, 8, 5, seed=4)
     bank = bank._replace(ids=bank.ids // 3)  # three rows an id
     hidden = (bank.ids, queries.ids) if leave_out else None
@@ -31,9 +34,17 @@ def test_a_search_finds_what_comparing_all_finds(make, k, leave_out, monkeypatch
     ):
         for name, number in zip(sizes, numbers, strict=True):
             monkeypatch.setattr(neighbours, name, number)
-        actual = nearest(bank.features, queries.features, k, hidden=hidden)
+        actual = nearest(bank.features, queries.features, k, search=search, hidden=hidden)
         assert torch.equal(actual.indices, expected.indices)
         assert torch.equal(actual.similarities, expected.similarities)
+
+
+def test_faiss_is_needed_only_where_it_is_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)  # import faiss now raises ImportError
+    bank = random_rows(50, 4, 3, 1).features
+    nearest(bank, bank[:3], 5)
+    with pytest.raises(DataError, match="pip install faiss"):
+        nearest(bank, bank[:3], 5, search="faiss")
 
 
 def test_only_a_query_of_which_a_nearer_row_may_be_left_out_meets_the_whole_bank(monkeypatch):
