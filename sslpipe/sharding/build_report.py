@@ -244,7 +244,7 @@ def _unknown_splits(names: Collection[str]) -> list[str]:
 def check_classes(classes: Mapping[str, Iterable[str]]) -> None:
     """Raise DataError where train has Cat and test has cat, and neither has the other's."""
     owners = _owners(classes)
-    for first, *others in _alike(owners):
+    for first, *others in alike_names(owners):
         for other in others:
             if not owners[first] & owners[other]:
                 raise DataError(
@@ -281,7 +281,7 @@ def class_doubts(
         _several_labels(names),
         "; a sample has one class, and each list became one",
     )
-    alike = [_names(own) for own in _alike(names)]
+    alike = [_names(own) for own in alike_names(names)]
     if alike:
         doubts.append(
             f"{counted(len(alike), 'group')} of classes that differ by case or blanks: "
@@ -325,7 +325,7 @@ def _owners(classes: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
     return owners
 
 
-def _alike(names: Iterable[str]) -> list[list[str]]:
+def alike_names(names: Iterable[str]) -> list[list[str]]:
     """Return the names that differ only by what is easily overlooked, sorted."""
     by_key: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import csv, types
 
 from sslpipe.data.decode import first_line
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, shown
 from sslpipe.portable import open_regular
 from sslpipe.sharding.build_report import Group
 from sslpipe.sharding.image_folder import walk
@@ -229,6 +229,11 @@ def _read_cells(
     wanted = wanted_columns(options, images, columns)
     if options.split_column:
         wanted[options.split_column] = "--split-column"
+    if options.image_column not in columns and any(is_image(Path(name)) for name in columns):
+        raise DataError(
+            f"{path} begins with {shown(columns[0])}, an image, and its first line names the "
+            "columns: put one above it, such as path,label"
+        )
     for column, option in wanted.items():
         check_column(path, column, columns, option)
     try:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from sslpipe.arguments import Advance
@@ -30,11 +31,11 @@ from sslpipe.data.holdout import CLASS
 from sslpipe.data.image_type import Reading
 from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, ShardFile, Triple
 from sslpipe.data.subsets import choose_groups, class_groups
-from sslpipe.errors import DataError, counted, did_you_mean, listed
+from sslpipe.errors import DataError, counted, did_you_mean, listed, shown
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
 from sslpipe.sharding.arrays import Arrays, Samples, without_nan
-from sslpipe.sharding.build_report import UNSEEN, group_kinds
+from sslpipe.sharding.build_report import UNSEEN, alike_names, group_kinds
 from sslpipe.sharding.columns import Columns, find_groups, to_json
 from sslpipe.sharding.copies import digest_of
 from sslpipe.sharding.members import (
@@ -189,6 +190,15 @@ def _describe_groups(splits: Mapping[str, SplitImages], by: str) -> list[str]:
     for name, split in splits.items():
         groups = _groups_to_split(split, by)[split.numbers]
         lines.append(f"split {name}: {counted(len(np.unique(groups)), 'group')} of {by}")
+    columns = next(iter(splits.values())).columns
+    if by in columns.column_names and pa.types.is_string(columns.column(by).type):
+        values = columns.column(by).unique().drop_null().to_pylist()
+        alike = [" and ".join(map(shown, own)) for own in alike_names(values)]
+        if alike:
+            lines.append(
+                f"look at this: values of {by} that differ by case or blanks are {by}s of their "
+                f"own, and may be in both splits: {listed(alike, 3)}"
+            )
     return lines
 
 

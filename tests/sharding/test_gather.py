@@ -27,7 +27,7 @@ from sslpipe.sharding.sources import ColumnSpec, SourceOptions
 from sslpipe.sharding.verify import verify_columns
 from sslpipe.sharding.writer import MOST_TOGETHER, Cut, Layout
 from tests.helpers.dataset import picture, png
-from tests.helpers.shards import error_of, report_of, run, tree, write_tar
+from tests.helpers.shards import error_of, grey, report_of, run, tree, write_tar
 
 LAYOUT = Layout(seed=0, samples_per_shard=7, max_shard_bytes=10**9)
 PATIENTS = ["p1", "p2", "", "p/3\n", "p1", "ü", "", "p2"] * 4
@@ -273,6 +273,21 @@ def test_values_that_are_not_those_of_the_shards_are_faults(tmp_path):
     save_manifest(tmp_path / "out", changed)
     (fault,) = verify_columns(load_index(tmp_path / "out"), "train")
     assert fault.shard == "column age of train"
+
+
+@pytest.mark.parametrize(("other", "is_doubted"), [("p1 ", True), ("P1", True), ("p2", False)])
+def test_groups_that_a_cut_takes_for_two_by_case_or_blanks_are_said(
+    tmp_path, capsys, other, is_doubted
+):
+    rows = [f"{k}.png,{'p1' if k % 2 else other}\n" for k in range(8)]
+    for k in range(8):
+        grey(tmp_path / f"{k}.png", k)
+    (tmp_path / "t.csv").write_text("path,patient\n" + "".join(rows))
+    words = ["--source", "csv", "--csv", tmp_path / "t.csv", "--no-labels", "--columns", "patient"]
+    words += ["--split-by", "patient", "--test-fraction", "0.5"]
+    assert run("build", tmp_path / "out", *words) == 0
+    said = capsys.readouterr()
+    assert ("values of patient that differ by case or blanks" in said.out + said.err) == is_doubted
 
 
 def test_the_command_line_reads_groups_cuts_and_shows_columns(tmp_path, capsys):

@@ -55,6 +55,10 @@ def test_a_table_without_the_column_of_images_is_refused_with_the_columns_that_i
     table.write_text(table.read_text().replace("path;", "pth;"))
     with pytest.raises(DataError, match=r"no column 'path'; did you mean 'pth'.*pth, label, note"):
         read_csv(table)
+    _, *rows = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(rows))  # whose first image would be the name of a column
+    with pytest.raises(DataError, match="an image, and its first line names the columns"):
+        read_csv(table)
 
 
 @pytest.mark.promise(17)
