@@ -1,5 +1,6 @@
 import hashlib
 import json
+import math
 import sys
 from typing import Annotated
 
@@ -72,7 +73,7 @@ def test_a_part_is_built_with_its_settings_and_of_what_else_is_known_with_what_i
         ({"kind": "crop", "size": "x"}, r"crop\.size = 'x': input should be a valid integer"),
         ({"kind": "crop", "size": True}, r"crop\.size: true is no value"),
         ({"kind": "crop", "size": 1, "shapes": [True]}, r"crop\.shapes.* no numbers"),
-        ({"kind": "crop", "size": 1, "share": 1e300}, r"crop\.share: 1e\+300: more than 1e\+12"),
+        ({"kind": "crop", "size": 1, "share": math.nan}, r"crop\.share = nan: .*finite number"),
         ({"size": 3}, r"crop\.kind is missing"),
     ],
 )  # fmt: skip

@@ -64,7 +64,7 @@ class DistillLoss(Objective):
     teacher_temperature: Scale = 0.05
     """The same of the teacher's cosine similarities; with little, only its nearest neighbours
     count."""
-    nt_xent: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    nt_xent: Annotated[float, Field(ge=0)] = 0.0
     """Weight of NT-Xent at `temperature` beside it; 0: alone."""
     teacher: Annotated[TeacherFeatures, Field(repr=False), Derived()]
     """Features of every sample; the recipe's [teacher] names their file."""

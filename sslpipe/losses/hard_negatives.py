@@ -30,7 +30,7 @@ class HardNegativeLoss(LabelMaskingLoss):
     """
 
     temperature: Scale = 0.5
-    beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    beta: Annotated[float, Field(ge=0)] = 1.0
     """Concentration: negative j weighs in proportion to e^(beta s_ij); 0: all the same."""
     class_prior: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Probability that a "negative" is of the anchor's class; that share of e^(s+) is taken out of

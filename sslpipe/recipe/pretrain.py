@@ -128,7 +128,7 @@ class Pairs(Settings):
     views itself."""
     time: ColumnName | None = None
     """A column of times or numbers: partners are at most `within` apart in it."""
-    within: Annotated[float, Field(ge=0, allow_inf_nan=False)] | str | None = None
+    within: Annotated[float, Field(ge=0)] | str | None = None
     """How far apart partners are in `time`, at most: of a column of times a text with its unit (us,
     ms, s, min, h, d), "60 s" say, else a number."""
     different: Columns = ()

@@ -80,7 +80,7 @@ class Optim(KindSettings):
     """Optimizer steps over which the rate rises linearly from 0 to `peak_lr`."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """The rate after the warm-up; cosine ends at 0."""
-    clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Largest norm of the global gradient; none: not clipped."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"
     """Of the model's arithmetic. auto: bf16 on a CUDA device that has it (Ampere and newer), else
@@ -235,7 +235,7 @@ class RunRecipe(Settings):
     digest."""
     steps: Positive | None = None
     """Optimizer steps of the whole run; give these or `epochs`."""
-    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    epochs: Annotated[float, Field(gt=0)] | None = None
     """Passes over the training samples, instead of `steps`; converted to steps once."""
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     """Decides initial weights, order and views."""

@@ -118,7 +118,10 @@ class Part(nn.Module, metaclass=_PartType):
                 "and make its state in `setup` instead of `__init__`"
             )
         config = ConfigDict(
-            extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True
+            extra="forbid",
+            use_attribute_docstrings=True,
+            arbitrary_types_allowed=True,
+            allow_inf_nan=False,
         )
         inherited = getattr(super(cls, cls), "fields", {})
         validated: Any = dataclass(cls, eq=False, repr=False, kw_only=True, config=config)  # is cls

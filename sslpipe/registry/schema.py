@@ -5,11 +5,10 @@ A recipe declares such a section as `Annotated[KindSettings, Kinds("sslpipe.loss
 help, the docs' table, the nearest valid key and the JSON schema come from the same classes.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -20,7 +19,6 @@ from pydantic import (
     ValidationInfo,
     field_validator,
     model_serializer,
-    model_validator,
 )
 from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
@@ -38,9 +36,6 @@ from sslpipe.portable import memory_is_short
 from sslpipe.registry import REFUSALS, Table, alternatives
 from sslpipe.registry.plugins import describe_error, plugin_hint
 
-MOST_CHARACTERS = 4096  # of a text in a recipe
-LARGEST_REAL = 1e12  # its cube fits a float32, where losses multiply it
-
 
 class Settings(BaseModel):
     """A table of a recipe: unknown keys are errors, values never change.
@@ -48,20 +43,14 @@ class Settings(BaseModel):
     The string under each field documents it: `sslpipe check --explain KEY` prints it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @model_validator(mode="after")
-    def _plain_extras(self) -> Self:
-        """Check keys without a field, which some classes allow, as `_plain` checks fields."""
-        for key, value in (self.model_extra or {}).items():
-            if (wrong := not_plain(value)) is not None:
-                raise ValueError(f"{key} = {shown(value)}: {wrong}")
-        return self
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     @field_validator("*", mode="before")
     @classmethod
-    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse booleans for numbers (pydantic takes them for 1 and 0), and see `not_plain`."""
+    def _no_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse booleans for numbers; pydantic takes them for 1 and 0."""
         assert info.field_name is not None
         annotation = cls.model_fields[info.field_name].annotation
         if holds_section(annotation):  # which checks its own
@@ -74,8 +63,6 @@ class Settings(BaseModel):
         listed = isinstance(value, list) and any(isinstance(each, bool) for each in value)
         if listed and not takes_bool:
             raise ValueError(f"{shown(value)}: true and false are no numbers")
-        if (wrong := not_plain(value)) is not None:
-            raise ValueError(f"{shown(value)}: {wrong}")
         return value
 
 
@@ -255,23 +242,3 @@ def refusals(section: str, kind: str) -> Iterator[None]:
         is_plain = isinstance(error, TypeError | ValueError)
         what = str(error) if is_plain else describe_error(error)
         raise RecipeError(f"[{section}] kind = {kind!r}: {what}") from error
-
-
-def not_plain(value: Any) -> str | None:
-    """Return why a value of TOML fits no setting (too long, too large, ...); None: it may fit."""
-    match value:
-        case str():
-            if "\0" in value:
-                return "a text with a NUL character"
-            return "a text of more than 4,096 characters" if len(value) > MOST_CHARACTERS else None
-        case int():
-            return None if abs(value) < 2**64 else "an integer of more than 64 bits"
-        case float():
-            if not math.isfinite(value):
-                return "not a finite number"
-            return None if abs(value) <= LARGEST_REAL else f"more than {LARGEST_REAL:g}"
-        case list() | tuple():
-            return next((wrong for item in value if (wrong := not_plain(item))), None)
-        case dict():
-            return not_plain(list(value.values()))
-    return None

@@ -31,7 +31,7 @@ class MarginSoftmax(Head):
         has cosine 0 with everything and gets no gradient.
     """
 
-    focal_gamma: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    focal_gamma: Annotated[float, Field(ge=0)] = 0.0
     """The cross entropy -log p is multiplied by (1 - p)^gamma (Lin et al. 2017, arXiv:1708.02002,
     eq. 4); 0: it is not."""
 
@@ -102,7 +102,7 @@ class Softmax(Head):
 
     bias: bool = True
     """Whether there is a b."""
-    focal_gamma: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    focal_gamma: Annotated[float, Field(ge=0)] = 0.0
     """As in MarginSoftmax."""
 
     def setup(self) -> None:
@@ -242,11 +242,11 @@ class MultipliedAngle(MarginSoftmax):
 
     m: Annotated[int, Field(ge=1, le=100)] = 4
     """What the angle is multiplied by."""
-    lam_first: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    lam_first: Annotated[float, Field(ge=0)] = 0.0
     """0 is the paper's formula, 1000 what it was trained with."""
-    lam_last: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    lam_last: Annotated[float, Field(ge=0)] = 0.0
     """0 is the paper's formula, 5 what it was trained with."""
-    lam_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.12
+    lam_decay: Annotated[float, Field(ge=0)] = 0.12
     """0.12 is what it was trained with."""
 
     def setup(self) -> None:
