@@ -28,6 +28,7 @@ from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.model import Picture
 from sslpipe.export.named import open_init
 from sslpipe.kinds import run_kind
+from sslpipe.models.state import torch_as_it_starts
 from sslpipe.portable import write_atomically
 from sslpipe.recipe.reading import Overrides, load_recipe
 from sslpipe.recipe.sections import RunRecipe
@@ -50,6 +51,7 @@ Images = Sequence[Picture] | NDArray[Any] | Tensor | bytes | Image.Image
 
 
 @checked
+@torch_as_it_starts()
 def train(
     recipe: RunRecipe | str | Path,
     data: DatasetIndex | str | Path,

@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from sslpipe.run.accelerator import join_processes
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.exports import trained
-from tests.helpers.runs import ROOT, final_weights, python, write_recipe
+from tests.helpers.runs import ROOT, assert_same_weights, final_weights, python, write_recipe
 
 BROUGHT = {  # folder -> names that it brings; without it this test is not run
     "curate": (
@@ -75,6 +77,37 @@ def test_a_run_in_another_thread_trains_the_same_weights_and_leaves_signals_alon
     assert sslpipe.train(recipe, data, tmp_path / "b", overrides=["steps=2"]) == 2
     assert "main thread" not in capfd.readouterr().err
     runs.assert_same_weights(final_weights(tmp_path / "a"), final_weights(tmp_path / "b"))
+
+
+@contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    "notebook",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        partial(default_dtype, torch.float64),
+        partial(default_dtype, torch.bfloat16),
+        partial(torch.autocast, "cpu", dtype=torch.bfloat16),
+    ],
+    ids=["no grad", "inference mode", "float64", "bfloat16", "autocast"],
+)
+def test_what_a_notebook_set_in_torch_changes_no_training(notebook, tmp_path):
+    data = write_dataset(tmp_path / "data")
+    recipe = write_recipe(tmp_path)
+    settings = ["steps=2", "optim.precision=fp32"]
+    sslpipe.train(recipe, data, tmp_path / "fresh", overrides=settings)
+    with notebook():
+        before = torch.is_grad_enabled(), torch.get_default_dtype()
+        sslpipe.train(recipe, data, tmp_path / "run", overrides=settings)
+        assert (torch.is_grad_enabled(), torch.get_default_dtype()) == before
+    assert_same_weights(tmp_path / "fresh", tmp_path / "run")
 
 
 def test_runs_of_one_process_have_their_own_precision(tmp_path):

@@ -40,6 +40,22 @@ def float32_by_default() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@contextmanager
+def torch_as_it_starts() -> Iterator[None]:
+    """Compute inside as in a fresh process, whatever a notebook has set.
+
+    Gradients are recorded, nothing is cast by an autocast around it, and floats are float32.
+    """
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        float32_by_default(),
+    ):
+        yield
+
+
 def module_sha256(module: nn.Module) -> str:
     """Compute a sha256 over names, types, shapes and bytes of all parameters and buffers."""
     state = hashlib.sha256()
