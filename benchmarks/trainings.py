@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
 from sslpipe.evaluation.difference import paired_means
-from sslpipe.evaluation.embed import Embeddings, embed
+from sslpipe.evaluation.embed import Embeddings, EmbedOptions, embed
 from sslpipe.evaluation.feature_files import load_embeddings, save_embeddings
 from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.retrieval import retrieval_per_query
@@ -40,7 +40,7 @@ def embedded(
     """Embed the whole shorter side of a split's images, or read what is at `path`.
 
     `load` gives the network, with its own view's mean and std, and side unless `side_px` is given;
-    `view_of` makes another view of that; `options` are those of `embed`, `canvas_px` at least.
+    `view_of` makes another view of that; `options` are of `EmbedOptions`, `canvas_px` at least.
     """
     if path.exists():
         return load_embeddings(path)[0]
@@ -48,7 +48,7 @@ def embedded(
     crop_px, mean, std = (model.view.config()[key] for key in ("crop_px", "mean", "std"))
     backbone = model.backbone.to(memory_format=torch.channels_last)
     view = view_of(EvalView(side_px or crop_px, side_px or crop_px, mean, std))
-    rows = embed(backbone, view, split, num_workers=0, **options)
+    rows = embed(backbone, view, split, EmbedOptions(num_workers=0, **options))
     save_embeddings(path, rows, facts)
     return rows
 

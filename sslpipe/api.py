@@ -20,7 +20,7 @@ from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import pick_device
 from sslpipe.errors import UserError, as_path, check_count
-from sslpipe.evaluation.embed import Embeddings, SplitEmbeddings
+from sslpipe.evaluation.embed import Embeddings, EmbedOptions, SplitEmbeddings
 from sslpipe.evaluation.embed import embed as embed_split
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.feature_files import features_file, load_embeddings
@@ -161,37 +161,28 @@ def embed(
         warnings.warn(f"{split} has no row for {bad.key!r}: {bad.reason}", stacklevel=2)
 
     network = fitting.backbone if target == "cpu" else copy.deepcopy(fitting.backbone)
+    network = network.to(target)
+    options = EmbedOptions(
+        device=target, batch_size=batch_size, num_workers=num_workers, on_bad=warn
+    )
+    facts = fitting.features_metadata(fitting.view, rows)
     if out is not None:
         file = features_file(out)
         embed_to_file(
             out=file,
-            backbone=network.to(target),
+            backbone=network,
             view=fitting.view,
             split=rows,
-            facts=fitting.features_metadata(fitting.view, rows),
+            facts=facts,
+            options=options,
             network=fitting.name,
-            finish=None if fitting.whitening is None else fitting.whitening.__call__,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            device=target,
-            on_bad=warn,
+            whitening=fitting.whitening,
         )
         written, metadata = load_embeddings(file)
         return SplitEmbeddings.of(written, metadata)
-    features = embed_split(
-        network.to(target),
-        fitting.view,
-        rows,
-        device=target,
-        network=fitting.name,
-        batch_size=batch_size,
-        canvas_px=fitting.view.canvas_px,
-        num_workers=num_workers,
-        on_bad=warn,
-    )
+    features = embed_split(network, fitting.view, rows, options, network=fitting.name)
     if fitting.whitening is not None:
         features = fitting.whitening(features)
-    facts = fitting.features_metadata(fitting.view, rows)
     return SplitEmbeddings.of(features, {**facts, "canvas_px": fitting.view.canvas_px})
 
 

@@ -26,7 +26,7 @@ from PIL import Image
 
 import sslpipe
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import embed
+from sslpipe.evaluation.embed import EmbedOptions, embed
 from sslpipe.evaluation.feature_files import load_embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.table import run_suite
@@ -75,7 +75,7 @@ class Run:
         sets = []
         for name in ("train", "test"):
             split = index.split(name)
-            rows = embed(model.backbone, model.view, split, on_bad=lambda bad: None)
+            rows = embed(model.backbone, model.view, split, EmbedOptions(on_bad=lambda bad: None))
             facts = {"backbone_sha256": model.config.weights_sha256, **data_metadata(split)}
             for suffix in ("safetensors", "npz"):
                 save_embeddings(self.path / "features" / f"{name}.{suffix}", rows, facts)

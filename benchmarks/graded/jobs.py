@@ -24,7 +24,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.holdout import as_overrides, untrained_ids
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.subsets import suggest_holdout
-from sslpipe.evaluation.embed import Embeddings, embed
+from sslpipe.evaluation.embed import Embeddings, EmbedOptions, embed
 from sslpipe.evaluation.feature_files import save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_run
@@ -252,8 +252,8 @@ def embedded(
     rows = index_of(place, name).split(split)
     backbone = backbone.to(place.device).to(memory_format=torch.channels_last)
     views = [EvalView(side, side, view["mean"], view["std"]) for side in sides]
-    options: dict[str, Any] = {"canvas_px": CANVAS_PX, "device": place.device}
-    return side_by_side([embed(backbone, each, rows, **options) for each in views])
+    options = EmbedOptions(canvas_px=CANVAS_PX, device=place.device)
+    return side_by_side([embed(backbone, each, rows, options) for each in views])
 
 
 def teacher_file(place: Place, name: str) -> Path:

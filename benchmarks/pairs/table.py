@@ -51,7 +51,7 @@ from benchmarks.trainings import (
 )
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
-from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed import Embeddings, EmbedOptions
 from sslpipe.evaluation.features import pixel_features
 from sslpipe.evaluation.groups import group_codes
 from sslpipe.evaluation.intervals import bootstrap_means95
@@ -149,7 +149,8 @@ def main() -> None:
     index = load_index(str(args.folder / "icons" / "dataset.json"))
     splits = (index.split("train"), index.split(args.split))
     view = EvalView(CROP_PX, CROP_PX)
-    rows = pixel_features(splits, view=view, canvas_px=CANVAS_PX, num_workers=0)
+    options = EmbedOptions(canvas_px=CANVAS_PX, num_workers=0)
+    rows = pixel_features(splits, view, options)
     found: dict[str, dict[int, Found]] = {PIXELS: {0: score(splits[1], rows[1])}}
     for run in runs:
         run_dir = run.folder(args.folder)

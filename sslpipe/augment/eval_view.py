@@ -282,6 +282,7 @@ class ProbeViews(nn.Module):
         channels: Sequence[str] = RGB8.channels,
     ) -> None:
         super().__init__()
+        self.canvas_px = max(256, 2 * crop_px)  # as EvalView's
         # what nearly every recipe's own views do, and mildly: crops, and light. Nothing is
         # mirrored, turned or recoloured, which on some images changes what they show
         self.views = FusedViews(

@@ -72,6 +72,7 @@ def embed(
 
     from sslpipe.cli.inputs import start
     from sslpipe.distributed import end_processes
+    from sslpipe.evaluation.embed import EmbedOptions
     from sslpipe.evaluation.embed_file import embed_to_file
 
     target, process = start(embedding.device)
@@ -80,6 +81,13 @@ def embed(
         backbone = backbone.with_view(crops=crops, reduce=reduce, resize_px=resize_px)
     backbone, splits = backbone.matched(*map(index.split, files))
     view = backbone.view
+    options = EmbedOptions(
+        device=target,
+        process=process,
+        batch_size=embedding.batch_size,
+        num_workers=embedding.num_workers,
+        on_bad=report_bad,
+    )
     for (name, file), rows in zip(files.items(), splits, strict=True):
         title = f"embed {name}" + (f", process {process.rank}" if process.world_size > 1 else "")
         embed_to_file(
@@ -88,14 +96,10 @@ def embed(
             view=view,
             split=rows,
             facts=backbone.features_metadata(view, rows),
+            options=options,
             network=f"{backbone.name} of {model}",
-            process=process,
-            finish=None if backbone.whitening is None else backbone.whitening.__call__,
-            batch_size=embedding.batch_size,
-            num_workers=embedding.num_workers,
-            device=target,
+            whitening=backbone.whitening,
             bar=partial(progress, title),
-            on_bad=report_bad,
         )
         if process.rank == 0:
             say(f"{file}: features of split {name!r}")

@@ -1,6 +1,7 @@
 """A backbone and a split -> one row of features a sample, in the order of their ids."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -75,26 +76,47 @@ class SplitEmbeddings(Embeddings):
 class View(Protocol):
     """Makes a batch's images, (n B, 3, S, S), and of their features (n B, F) one row a sample."""
 
+    @property
+    def canvas_px(self) -> int: ...  # noqa: D102
     def to(self, device: torch.device | str) -> Any: ...  # noqa: D102
     def make_views(self, batch: Batch) -> Tensor: ...  # noqa: D102
     def reduced(self, features: Tensor) -> Tensor: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class EmbedOptions:
+    """How the images of a split are embedded: the same for all networks that are compared.
+
+    Attributes:
+        device: Where the backbone is.
+        rows_on: Where the rows are wanted: the CPU, or `device` for an evaluation there.
+        process: This process, which embeds its share; every process returns all rows.
+        batch_size: Images of a forward pass, at most.
+        num_workers: Threads that decode; 0: the caller does.
+        canvas_px: Images with a longer side are reduced to it before the view is made; None: the
+            view's own.
+        on_bad: Called for each sample that cannot be decoded, which is skipped; None: a DataError.
+        reader: Of the split; None: one that runs no command and keeps nothing on disk.
+    """
+
+    device: torch.device | str = "cpu"
+    rows_on: torch.device | str = "cpu"
+    process: Rank = field(default_factory=Rank)
+    batch_size: int = 256
+    num_workers: int = 2
+    canvas_px: int | None = None
+    on_bad: OnBad | None = None
+    reader: Reader | None = None
 
 
 def embed(
     backbone: nn.Module,
     view: View,
     split: Split,
+    options: EmbedOptions = EmbedOptions(),
     *,
-    process: Rank = Rank(),  # noqa: B008 (immutable)
-    device: torch.device | str = "cpu",
-    rows_on: torch.device | str = "cpu",
-    network: str | None = "the backbone",
     ids: ArrayLike | None = None,
-    batch_size: int = 256,
-    canvas_px: int = 256,
-    num_workers: int = 2,
-    on_bad: OnBad | None = None,
-    reader: Reader | None = None,
+    network: str | None = "the backbone",
     progress: Callable[[int], None] | None = None,
 ) -> Embeddings:
     """Compute features of each sample, exactly once, in id order. Collective.
@@ -104,33 +126,14 @@ def embed(
             is restored, and neither its parameters nor its buffers change (checked by hash).
         view: Makes its images.
         split: Where the samples are.
-        process: This process, which embeds its share; every process returns all rows.
-        device: Where the backbone is.
-        rows_on: Where the rows are wanted: the CPU, or `device` for an evaluation there.
-        network: Names the backbone where features are not finite, a DataError; None: they may be.
+        options: Where, by whom, and how many at a time.
         ids: (n,) the samples wanted, sorted; None: all of the split.
-        batch_size: Images of a forward pass, at most.
-        canvas_px: Images with a longer side are reduced to it before the view is made.
-        num_workers: Threads that decode; 0: the caller does.
-        on_bad: Called for each sample that cannot be decoded, which is skipped; None: a DataError.
-        reader: Of this split; None: one that runs no command and keeps nothing on disk.
+        network: Names the backbone where features are not finite, a DataError; None: they may be.
         progress: Called with the size of each batch that this process has done.
     """
-    local = embed_here(
-        backbone,
-        view,
-        split,
-        ids=ids,
-        device=device,
-        rows_on=rows_on,
-        process=process,
-        batch_size=batch_size,
-        canvas_px=canvas_px,
-        num_workers=num_workers,
-        on_bad=on_bad,
-        reader=reader,
-        progress=progress,
-    )
+    device = options.device
+    rows_on = options.rows_on
+    local = embed_share(backbone, view, split, options, ids=ids, progress=progress)
     widths = torch.tensor([local.features.shape[1]], device=device)
     width = int(all_gather_rows(widths).max())  # a process without rows does not know it
     if len(local.ids) == 0:
@@ -158,21 +161,14 @@ def check_rows(rows: Embeddings, split: str, network: str) -> None:
         check_finite(rows.features, names, network)
 
 
-def embed_here(
+def embed_share(
     backbone: nn.Module,
     view: View,
     split: Split,
+    options: EmbedOptions,
     *,
     ids: ArrayLike | None = None,
-    device: torch.device | str = "cpu",
-    rows_on: torch.device | str = "cpu",
     progress: Callable[[int], None] | None = None,
-    process: Rank = Rank(),  # noqa: B008 (immutable)
-    batch_size: int = 256,
-    canvas_px: int = 256,
-    num_workers: int = 2,
-    on_bad: OnBad | None = None,
-    reader: Reader | None = None,
 ) -> Embeddings:
     """Compute this process's rows of `embed`; (0, 0) features where it has none. Not collective."""
     before = module_sha256(backbone)
@@ -180,34 +176,34 @@ def embed_here(
     batches = one_pass(
         split,
         ids=wanted,
-        process=process,
-        batch_size=batch_size,
-        canvas_px=canvas_px,
-        num_workers=num_workers,
-        on_bad=on_bad,
-        reader=reader,
+        process=options.process,
+        batch_size=options.batch_size,
+        canvas_px=options.canvas_px or view.canvas_px,
+        num_workers=options.num_workers,
+        on_bad=options.on_bad,
+        reader=options.reader,
     )
-    share = process.share(len(split) if wanted is None else len(wanted))
+    share = options.process.share(len(split) if wanted is None else len(wanted))
     nobody = torch.zeros(0, dtype=torch.int64)
     made = Embeddings(features=torch.zeros(0, 0), labels=nobody, ids=nobody)
     done = 0
-    view = view.to(device)
+    view = view.to(options.device)
     dtype = weights_dtype(backbone)
     with evaluating(backbone), torch.no_grad():
         for batch in batches:
-            batch = batch.to(torch.device(device))
+            batch = batch.to(torch.device(options.device))
             images = view.make_views(batch).to(dtype)  # (B, 3, S, S)
             features = view.reduced(forward_in_parts(backbone, images))  # (B, F)
             rows = Embeddings(features.float(), batch.labels, batch.ids)
             if not done:  # one piece of memory: joining parts takes it twice
-                made = _space_for(len(share), rows, rows_on)
+                made = _space_for(len(share), rows, options.rows_on)
             for whole, part in zip(made, rows, strict=True):
                 whole[done : done + len(part)] = part
             done += len(rows.ids)
             if progress is not None:
                 progress(len(rows.ids))
     assert module_sha256(backbone) == before, "evaluation changed the backbone"
-    return Embeddings(*(tensor[:done].to(rows_on) for tensor in made))
+    return Embeddings(*(tensor[:done].to(options.rows_on) for tensor in made))
 
 
 def _space_for(count: int, like: Embeddings, device: torch.device | str) -> Embeddings:

@@ -3,21 +3,28 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from sslpipe.arguments import Advance, silent
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
-from sslpipe.data.reader import OnBad, Quarantined
+from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import Rank, agree
 from sslpipe.errors import DataError
-from sslpipe.evaluation.embed import Embeddings, check_all, check_rows, embed_here
+from sslpipe.evaluation.embed import (
+    Embeddings,
+    EmbedOptions,
+    check_all,
+    check_rows,
+    embed_share,
+)
 from sslpipe.evaluation.feature_files import read_embeddings, save_embeddings
+from sslpipe.evaluation.whiten import Whitening
 from sslpipe.files import json_text
 from sslpipe.portable import disk_error, write_atomically
 
@@ -33,15 +40,11 @@ def embed_to_file(
     view: EvalView,
     split: Split,
     facts: dict[str, Any],
+    options: EmbedOptions = EmbedOptions(),  # noqa: B008 (immutable)
     *,
     network: str = "the backbone",
-    process: Rank = Rank(),  # noqa: B008 (immutable)
-    finish: Callable[[Embeddings], Embeddings] | None = None,
+    whitening: Whitening | None = None,
     bar: Callable[[int], AbstractContextManager[Advance]] = lambda left: silent("", left),
-    on_bad: OnBad | None = None,
-    batch_size: int = 256,
-    num_workers: int = 2,
-    device: torch.device | str = "cpu",
 ) -> None:
     """Write features, labels and ids of each sample of the split, once, in id order. Collective.
 
@@ -52,18 +55,15 @@ def embed_to_file(
         split: Where the samples are.
         facts: What decides the features, plain values; parts of other facts are thrown away. The
             file carries them, and `left_out`: the samples that could not be decoded.
+        options: As in `embed`; each process embeds every world_size-th part.
         network: Names the backbone in messages.
-        process: This process, which embeds every world_size-th part.
-        finish: What is done to the rows of each part: whitening, say.
+        whitening: Flattens the rows; None: they stay as they are.
         bar: Takes the samples left to this process; a context of what is called for each batch.
-        on_bad: As in `embed`.
-        batch_size: As in `embed`.
-        num_workers: As in `embed`.
-        device: As in `embed`.
 
     Raises:
         DataError: As `embed`; what was done until then is kept.
     """
+    process = options.process
     # which parts are missing: one answer on all processes
     parts = out.with_name(f".{out.name}.parts")
     facts = {**facts, "canvas_px": view.canvas_px}
@@ -84,27 +84,18 @@ def embed_to_file(
 
     def report(one: Quarantined) -> None:
         bad.append(one)
-        assert on_bad is not None
-        on_bad(one)
+        assert options.on_bad is not None
+        options.on_bad(one)
 
+    on_bad = None if options.on_bad is None else report
+    alone = replace(options, process=Rank(), on_bad=on_bad)
     with bar(left) as progress:
         for file, own in todo:
             bad.clear()
-            rows = embed_here(
-                backbone,
-                view,
-                split,
-                ids=own,
-                device=device,
-                batch_size=batch_size,
-                canvas_px=view.canvas_px,
-                num_workers=num_workers,
-                on_bad=None if on_bad is None else report,
-                progress=progress,
-            )
+            rows = embed_share(backbone, view, split, alone, ids=own, progress=progress)
             check_rows(rows, split.name, network)
-            if finish is not None and len(rows.ids):
-                rows = finish(rows)
+            if whitening is not None and len(rows.ids):
+                rows = whitening(rows)
             left_out = [one._asdict() for one in sorted(bad)]
             with _room_for(out):
                 save_embeddings(file, rows, {"left_out": left_out})

@@ -1,6 +1,7 @@
 """Features of whole splits by a backbone and by what it has to beat, ready for the suite."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
-from sslpipe.data.reader import OnBad
 from sslpipe.errors import DataError
-from sslpipe.evaluation.embed import Embeddings, embed
+from sslpipe.evaluation.embed import Embeddings, EmbedOptions, embed
 from sslpipe.evaluation.feature_files import CLASSES, load_embeddings
 from sslpipe.files import json_text, parse_object
 from sslpipe.models.backbones import Backbone, build_backbone
@@ -27,14 +27,10 @@ LEAST_PX = 8
 
 def pixel_features(
     splits: Sequence[Split],
-    *,
     view: EvalView,
+    options: EmbedOptions = EmbedOptions(),  # noqa: B008 (immutable)
+    *,
     left_out: list[str] | None = None,
-    device: torch.device | str = "cpu",
-    batch_size: int = 256,
-    canvas_px: int = 256,
-    num_workers: int = 2,
-    on_bad: OnBad | None = None,
 ) -> list[Embeddings]:
     """Flatten each split's pixels, in [0, 1] at the view's size: (N, C S S) features.
 
@@ -51,19 +47,8 @@ def pixel_features(
         mean=(0.0,) * count,
         std=(1.0,) * count,
     )
-    splits_rows = [
-        embed(
-            nn.Flatten(),
-            raw,
-            split,
-            device=device,
-            batch_size=batch_size,
-            canvas_px=canvas_px,
-            num_workers=num_workers,
-            on_bad=on_bad,
-        )
-        for split in splits
-    ]
+    options = replace(options, canvas_px=options.canvas_px or view.canvas_px)
+    splits_rows = [embed(nn.Flatten(), raw, split, options) for split in splits]
     side = raw.crop_px
     pictures = [rows.features.view(len(rows.ids), count, side, side) for rows in splits_rows]
     if count == 3 and all(bool((each == each[:, :1]).all()) for each in pictures):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +12,8 @@ from torch import nn
 
 from sslpipe.augment.eval_view import EvalView, ProbeViews, by_view
 from sslpipe.data.index import Split
-from sslpipe.data.reader import Reader
 from sslpipe.data.subsets import with_a_partner
-from sslpipe.distributed import Rank
-from sslpipe.evaluation.embed import Embeddings, View, embed
+from sslpipe.evaluation.embed import Embeddings, EmbedOptions, View, embed
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.label_free import label_free_numbers
 from sslpipe.evaluation.retrieval import retrieval_per_query
@@ -30,31 +29,17 @@ class Watched(NamedTuple):
     split: Split
     ids: NDArray[np.int64]  # (n,)
     bank: NDArray[np.int64] | None = None  # (m,) trained on, that they search, too; None: nothing
-    process: Rank = Rank()
-    device: torch.device = torch.device("cpu")  # where the backbone is
-    canvas_px: int = 256  # as in `embed`, like the next two
-    num_workers: int = 2
-    reader: Reader | None = None
+    options: EmbedOptions = EmbedOptions()
 
     def embed(self, backbone: nn.Module, view: View, ids: NDArray[np.int64]) -> Embeddings:
         """Embed samples on the device; rows stay there, to be searched, where it has float64.
 
         Bad samples are skipped: quarantine.jsonl lists what training meets, and a run may diverge.
         """
-        return embed(
-            backbone,
-            view,
-            self.split,
-            ids=ids,
-            process=self.process,
-            canvas_px=self.canvas_px,
-            num_workers=self.num_workers,
-            device=self.device,
-            rows_on=self.device if wide_dtype(self.device) == torch.float64 else "cpu",
-            network=None,
-            on_bad=lambda bad: None,
-            reader=self.reader,
-        )
+        device = torch.device(self.options.device)
+        rows_on = device if wide_dtype(device) == torch.float64 else "cpu"
+        options = replace(self.options, rows_on=rows_on, on_bad=lambda bad: None)
+        return embed(backbone, view, self.split, options, ids=ids, network=None)
 
 
 class HeldOutScores(NamedTuple):
@@ -89,7 +74,7 @@ def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutSco
     channels = watched.split.image_type.channels
     probe = ProbeViews(view.crop_px, settings["mean"], settings["std"], channels)
     views = watched.embed(backbone, probe, watched.ids)
-    if watched.process.rank != 0 or len(rows.ids) < 2:
+    if watched.options.process.rank != 0 or len(rows.ids) < 2:
         return HeldOutScores({})
     numbers = {}
     labelled = rows.rows(rows.labels >= 0)
@@ -119,7 +104,7 @@ def retrieval_monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> 
     """
     rows = watched.embed(backbone, view, watched.ids)
     more = None if watched.bank is None else watched.embed(backbone, view, watched.bank)
-    if watched.process.rank != 0:
+    if watched.options.process.rank != 0:
         return HeldOutScores({})
     searched = rows if more is None else Embeddings.joined([rows, more])
     numbers, by_sample = _retrieval(rows, searched, "validation")

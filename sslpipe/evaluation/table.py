@@ -51,7 +51,7 @@ def run_suite(
     not_measured: Sequence[str] = (),
     leaks: Leaks | None = None,
     seed: int = 0,
-    device: str = "cpu",
+    device: torch.device | str = "cpu",
     say: Callable[[str], None] = lambda text: None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _measure_sets(
     protocols: Protocols,
     *,
     start: str | None,
-    device: str,
+    device: torch.device | str,
     say: Callable[[str], None],
     progress: Progress,
 ) -> tuple[dict[str, list[Measured]], dict[str, str], float | None]:
@@ -203,7 +203,7 @@ def check_labelled(split: str, labels: NDArray[np.int64]) -> None:
         )
 
 
-def _labelled(pair: Pair, left_out: list[str], device: str) -> Pair:
+def _labelled(pair: Pair, left_out: list[str], device: torch.device | str) -> Pair:
     """Move the rows of both sides that have a label; the others are counted in `left_out`."""
     sides = []
     for side, rows in zip(("train", "test"), pair, strict=True):

@@ -23,7 +23,7 @@ from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import ExportError, install
-from sslpipe.evaluation.embed import embed
+from sslpipe.evaluation.embed import EmbedOptions, embed
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.export.model import FrozenBackbone
 from sslpipe.export.model_card import USAGE
@@ -198,14 +198,7 @@ def write_int8(
     proof = np.sort(order[calibrating : calibrating + PROOF_IMAGES])
 
     def features(network: nn.Module) -> Tensor:
-        rows = embed(
-            network,
-            view,
-            split,
-            ids=proof,
-            batch_size=BATCH_IMAGES,
-            canvas_px=view.canvas_px,
-        )
+        rows = embed(network, view, split, EmbedOptions(batch_size=BATCH_IMAGES), ids=proof)
         return rows.features
 
     expected = features(model.flattened)

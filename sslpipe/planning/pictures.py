@@ -113,11 +113,11 @@ def _thumbnails(watched: Watched, ids: NDArray[np.int64]) -> dict[int, Image.Ima
     batches = one_pass(
         watched.split,
         ids=np.unique(ids),
-        canvas_px=watched.canvas_px,
+        canvas_px=watched.options.canvas_px or 256,
         batch_size=QUERIES,
         num_workers=0,
         on_bad=lambda bad: None,
-        reader=watched.reader,
+        reader=watched.options.reader,
     )
     for batch in batches:
         for sample, image, size in zip(batch.ids.tolist(), batch.images, batch.sizes, strict=True):

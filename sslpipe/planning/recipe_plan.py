@@ -15,6 +15,7 @@ from sslpipe.augment.preview import DrawPartners, preview_grid
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank
+from sslpipe.evaluation.embed import EmbedOptions
 from sslpipe.evaluation.monitor import HeldOutScores, Watched
 from sslpipe.export.start import Start
 from sslpipe.planning.memory import warn_of_memory
@@ -43,16 +44,14 @@ class RecipePlan(Plan[PartsT]):
 
     def score(self, parts: PartsT, process: Rank, device: torch.device) -> Scores:
         """Score the backbone, as it is, by `measure`: embed on all ranks, score on rank 0."""
-        watched = Watched(
-            split=self.split,
-            ids=self.watched,
-            bank=self.bank,
+        options = EmbedOptions(
             process=process,
             device=device,
             canvas_px=self.recipe.data.canvas_px,
             num_workers=self.recipe.run.num_workers,
             reader=Reader(self.split),
         )
+        watched = Watched(split=self.split, ids=self.watched, bank=self.bank, options=options)
         measured = self.measure(parts.backbone, self.view(parts), watched)
         rows = measured.rows
         searched = measured.searched

@@ -11,10 +11,11 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -25,7 +26,7 @@ from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import pick_device
 from sslpipe.errors import as_path, check_count, for_caller
 from sslpipe.evaluation.advice import advise
-from sslpipe.evaluation.embed import Embeddings, embed
+from sslpipe.evaluation.embed import Embeddings, EmbedOptions, embed
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import (
     data_metadata,
@@ -38,6 +39,7 @@ from sslpipe.evaluation.suite_file import check_split, features_name, own_name, 
 from sslpipe.evaluation.table import Leaks, check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES
 from sslpipe.export.load import FrozenBackbone, load_backbone, weights_text
+from sslpipe.export.saved import Config
 from sslpipe.files import json_text, parse_object, write_json
 from sslpipe.report.other_networks import Other, load_compared, table_of
 from sslpipe.run.trackers import log_evaluation
@@ -65,17 +67,6 @@ class SuiteReport(dict[str, Any]):
         rows = [f"{name}: {', '.join(cells)}" for name, cells in table.items()]
         missing = [f"not measured: {for_caller(text)}" for text in self["left_out"]]
         return "\n".join([*advise(self), *rows, *missing])
-
-
-class Embedding(NamedTuple):
-    """How images are embedded, and who hears of it."""
-
-    batch_size: int
-    num_workers: int
-    device: str  # torch's
-    say: Say
-    progress: Progress
-    on_bad: OnBad
 
 
 def warn_bad(bad: Quarantined) -> None:
@@ -137,62 +128,44 @@ def suite(
     check_split(split)
     check_count(batch_size, "batch_size")
     check_count(num_workers, "num_workers", least=0)
-    target = pick_device(device, f"device = {device!r}")
-    embedding = Embedding(
+    options = EmbedOptions(
+        device=pick_device(device, f"device = {device!r}"),
         batch_size=batch_size,
         num_workers=num_workers,
-        device=target,
-        say=say,
-        progress=progress,
         on_bad=on_bad or warn_bad,
     )
     index = load_index(data)
     folder = Path(model) if isinstance(model, str | Path) else None
     compared = [str(as_path(source, "against")) for source in against]
     # what can be refused, before anything is embedded
-    rows = index.split("train")
-    queries = index.split(split)
-    for each in (rows, queries):
-        index.check_files(each.name)
-        check_labelled(each.name, each.labels)
-    if isinstance(model, FrozenBackbone):
-        backbone = load_backbone(copy.deepcopy(model))
-    else:
-        backbone = load_backbone(model, checkpoint=checkpoint)
+    rows, queries = _labelled_splits(index, split)
+    own = copy.deepcopy(model) if isinstance(model, FrozenBackbone) else model
+    backbone = load_backbone(own, checkpoint=checkpoint)
     if chosen := weights_text(backbone):
         say(chosen)
     others, not_compared = load_compared(compared, folder, backbone, {"ssl", *BASELINES})
-    starts = [other.name for other in others if other.is_start]
     backbone, (train, test) = backbone.matched(rows, queries)
-    splits = (train, test)
     # features, the most wanted first: what is interrupted has these
     by_turn = sorted(others, key=lambda other: not other.is_start)
-    metadata = {"seed": SEED, **model_metadata(backbone, splits, by_turn)}
+    metadata = {"seed": SEED, **model_metadata(backbone, (train, test), by_turn)}
+    embedder = Embedder(train=train, test=test, options=options, say=say, progress=progress)
     not_measured: list[str] = []
-    sets = embed_model(
-        folder,
-        backbone,
-        splits,
-        by_turn,
-        embedding=embedding,
-        untrained_seed=SEED if baselines else None,
-        left_out=not_measured,
-    )
-    leaks = find_leaks(splits, sets, embedding) if leakage else None
+    sets = embed_sets(folder, backbone, by_turn, embedder, left_out=not_measured)
+    leaks = find_leaks(sets, embedder) if leakage else None
     if not baselines:
-        del sets["pixels"]
+        for name in BASELINES:
+            del sets[name]
     known_as = own_name(metadata, [*sets])
     # the numbers
     measured = run_suite(
         sets,
         metadata,
         against=[other.name for other in others],
-        start=next(iter(starts), None),
+        start=next((other.name for other in others if other.is_start), None),
         not_compared=not_compared,
         not_measured=not_measured,
         leaks=leaks,
-        seed=SEED,
-        device=target,
+        device=options.device,
         say=lambda text: say(renamed(text, known_as)),
         progress=lambda title, total: progress(renamed(title, known_as), total),
     )
@@ -204,6 +177,16 @@ def suite(
     if folder is not None:
         copy_to_trackers(folder, report, say)
     return report
+
+
+def _labelled_splits(index: DatasetIndex, split: str) -> tuple[Split, Split]:
+    """Return train, and the split to score. Raises: DataError: files or all labels are missing."""
+    train = index.split("train")
+    test = index.split(split)
+    for each in (train, test):
+        index.check_files(each.name)
+        check_labelled(each.name, each.labels)
+    return train, test
 
 
 def copy_to_trackers(model: Path, report: dict[str, Any], say: Say) -> None:
@@ -228,132 +211,140 @@ def renamed(text: str, own: str) -> str:
     return re.sub(r"(?<![\w.-])ssl(?![\w.-])", lambda found: own, text)
 
 
-def embed_model(
-    model: Path | None,
-    backbone: FrozenBackbone,
-    splits: tuple[Split, Split],
-    others: Sequence[Other],
-    *,
-    embedding: Embedding,
-    untrained_seed: int | None,
-    left_out: list[str],
-) -> Sets:
-    """Embed both splits by a model; what it has to beat and other networks when their turn comes.
+@dataclass(frozen=True)
+class Embedder:
+    """Embeds train and test, and tells of it, by each network that is compared."""
 
-    Without a seed there is no baseline of random weights. `left_out` gets a sentence on pixels that
-    are too many. The device of `embedding` is torch's.
-    """
-    config = backbone.config
-    kept = {each.name: _kept_features(model, backbone, each, embedding) for each in splits}
-    saved = {name: rows for name, rows in kept.items() if rows is not None}
-    names = ("ssl", *BASELINES, *(other.name for other in others))
-    known_as = own_name(config.facts, names)
-    sets: Sets = {
-        "ssl": embed_pair(
-            known_as,
-            backbone.backbone,
-            view=backbone.view,
-            splits=splits,
-            embedding=embedding,
-            saved=saved,
-        )
-    }
-    for other in others:  # each is embedded when its turn comes
-        sets[other.name] = partial(embed_other, other, splits, embedding)
-    if untrained_seed is not None:
-        sets["random"] = partial(
-            embed_pair,
-            "random",
-            random_backbone(config.backbone, config.crop_px, untrained_seed),
-            view=backbone.view,
-            splits=splits,
-            embedding=embedding,
-        )
+    train: Split
+    test: Split
+    options: EmbedOptions
+    say: Say
+    progress: Progress
 
-    def pixels() -> Pair:
-        train, test = pixel_features(
-            splits,
-            view=backbone.view,
-            left_out=left_out,
-            canvas_px=backbone.view.canvas_px,
-            batch_size=embedding.batch_size,
-            num_workers=embedding.num_workers,
-            device=embedding.device,
-            on_bad=lambda bad: None,  # reported before, by the pass of a network
-        )
+    @property
+    def quiet(self) -> Embedder:
+        """The same, after the first network: bad samples have been reported."""
+        return replace(self, options=replace(self.options, on_bad=lambda bad: None))
+
+    def embed(
+        self,
+        name: str,
+        network: nn.Module,
+        view: EvalView,
+        saved: Mapping[str, Embeddings] = MappingProxyType({}),
+    ) -> Pair:
+        """Embed both by one network, which is moved to the device.
+
+        `name` is the network's in titles and messages; `saved` has features by split that are
+        known.
+        """
+        network = network.to(self.options.device)
+        rows = dict(saved)
+        for split in (self.train, self.test):
+            if split.name in saved:
+                continue
+            with self.progress(f"{name}: {split.name}", len(split)) as advance:
+                rows[split.name] = embed(
+                    network, view, split, self.options, network=name, progress=advance
+                )
+        return rows[self.train.name], rows[self.test.name]
+
+    def embed_other(self, other: Other) -> Pair:
+        """Embed both by another network, through its own view."""
+        model, (train, test) = other.backbone.matched(self.train, self.test)
+        return replace(self, train=train, test=test).embed(other.name, model.backbone, model.view)
+
+    def embed_untrained(self, config: Config, view: EvalView) -> Pair:
+        """Embed both by a network of random weights."""
+        network = random_backbone(config.backbone, config.crop_px, SEED)
+        return self.embed("random", network, view)
+
+    def pixels(self, view: EvalView, left_out: list[str]) -> Pair:
+        """Take the pixels as features; `left_out` gets a sentence where they are too many."""
+        train, test = pixel_features((self.train, self.test), view, self.options, left_out=left_out)
         return train, test
 
-    sets["pixels"] = pixels
+    def kept(self, run_dir: Path, backbone: FrozenBackbone) -> dict[str, Embeddings]:
+        """Read RUN/features/SPLIT, by split, where it is just what would be embedded now.
+
+        A file that is not there is written, if it is not too large: `report` and `search` read it.
+        """
+        writable = (run_dir / "recipe.json").is_file() and os.access(run_dir, os.W_OK)
+        known = {}
+        for split in (self.train, self.test):
+            file = run_dir / "features" / f"{split.name}.safetensors"
+            metadata = backbone.features_metadata(backbone.view, split)
+            small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
+            new = writable and small and not file.exists()
+            if new:
+                embed_to_file(
+                    out=file,
+                    backbone=backbone.backbone.to(self.options.device),
+                    view=backbone.view,
+                    split=split,
+                    facts=metadata,
+                    options=self.options,
+                    bar=partial(self.progress, f"embed {split.name}"),
+                )
+            identity = {**metadata, "canvas_px": backbone.view.canvas_px}
+            rows = saved_embeddings(file, identity, split)
+            if rows is not None:
+                known[split.name] = rows
+                self.say(f"{split.name}: {'written to' if new else 'read from'} {file}")
+        return known
+
+
+def embed_sets(
+    run_dir: Path | None,
+    backbone: FrozenBackbone,
+    others: Sequence[Other],
+    embedder: Embedder,
+    *,
+    left_out: list[str],
+) -> Sets:
+    """Embed by a model; what it has to beat and other networks when their turn comes.
+
+    `left_out` gets a sentence on pixels that are too many.
+    """
+    config = backbone.config
+    view = backbone.view
+    known_as = own_name(config.facts, ("ssl", *BASELINES, *(other.name for other in others)))
+    saved = {} if run_dir is None else embedder.kept(run_dir, backbone)
+    sets: Sets = {"ssl": embedder.embed(known_as, backbone.backbone, view, saved)}
+    quiet = embedder.quiet
+    for other in others:
+        sets[other.name] = partial(quiet.embed_other, other)
+    sets["random"] = partial(embedder.embed_untrained, config, view)
+    sets["pixels"] = partial(quiet.pixels, view, left_out)
     return sets
 
 
-def embed_pair(
-    name: str,
-    network: nn.Module,
-    *,
-    view: EvalView,
-    splits: tuple[Split, Split],
-    embedding: Embedding,
-    saved: Mapping[str, Embeddings] = MappingProxyType({}),
-) -> Pair:
-    """Embed train and test by one network, which is moved to the device.
+def find_leaks(sets: Sets, embedder: Embedder) -> Leaks | None:
+    """Find the test samples that are in train; pixels that it needs as features stay in `sets`.
 
-    `name` is the network's in titles and messages; `saved` has features by split that are known.
+    A satellite looks for them; where there is none, a line says so.
     """
-    network = network.to(embedding.device)
-    rows = dict(saved)
-    for split in splits:
-        if split.name in saved:
-            continue
-        with embedding.progress(f"{name}: {split.name}", len(split)) as advance:
-            rows[split.name] = embed(
-                network,
-                view,
-                split,
-                device=embedding.device,
-                network=name,
-                batch_size=embedding.batch_size,
-                canvas_px=view.canvas_px,
-                num_workers=embedding.num_workers,
-                on_bad=embedding.on_bad,
-                progress=advance,
-            )
-    train, test = (rows[split.name] for split in splits)
-    return train, test
-
-
-def _kept_features(
-    model: Path | None, backbone: FrozenBackbone, split: Split, embedding: Embedding
-) -> Embeddings | None:
-    """Read RUN/features/SPLIT where it is just what would be embedded now; None where it is not.
-
-    A file that is not there is written, if it is not too large: `report` and `search` read it.
-    """
-    if model is None:
+    finders = offered("leaks")
+    if not finders:
+        embedder.say("no check whether test samples are in train, too: this installation has none")
         return None
-    file = model / "features" / f"{split.name}.safetensors"
-    metadata = backbone.features_metadata(backbone.view, split)
-    writable = (model / "recipe.json").is_file() and os.access(model, os.W_OK)
-    small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
-    new = writable and small and not file.exists()
-    if new:
-        (model / "features").mkdir(exist_ok=True)
-        embed_to_file(
-            out=file,
-            backbone=backbone.backbone.to(embedding.device),
-            view=backbone.view,
-            split=split,
-            facts=metadata,
-            bar=partial(embedding.progress, f"embed {split.name}"),
-            batch_size=embedding.batch_size,
-            num_workers=embedding.num_workers,
-            device=embedding.device,
-            on_bad=embedding.on_bad,
-        )
-    rows = saved_embeddings(file, {**metadata, "canvas_px": backbone.view.canvas_px}, split)
-    if rows is not None:
-        embedding.say(f"{split.name}: {'written to' if new else 'read from'} {file}")
-    return rows
+
+    def pixels() -> Pair:
+        made = sets["pixels"]
+        if callable(made):
+            made = made()
+            if sum(rows.features.nbytes for rows in made) <= MOST_KEPT_PIXELS:
+                sets["pixels"] = made  # else made again, in seconds, when their turn comes
+        return made
+
+    leaks: Leaks = finders[0].find_leaks(
+        (embedder.train, embedder.test),
+        sets["ssl"],
+        pixels,
+        num_workers=embedder.options.num_workers,
+        progress=embedder.progress,
+    )
+    return leaks
 
 
 def model_metadata(
@@ -375,42 +366,3 @@ def model_metadata(
         "classes": list(splits[0].index.manifest.classes),
         **({"against": [other.metadata() for other in others]} if others else {}),
     }
-
-
-def embed_other(other: Other, splits: tuple[Split, Split], embedding: Embedding) -> Pair:
-    """Embed train and test by another network, through its own view."""
-    train, test = splits
-    model, (own_train, own_test) = other.backbone.matched(train, test)
-    return embed_pair(
-        other.name,
-        model.backbone,
-        view=model.view,
-        splits=(own_train, own_test),
-        embedding=embedding._replace(on_bad=lambda bad: None),  # reported with the first features
-    )
-
-
-def find_leaks(splits: tuple[Split, Split], sets: Sets, embedding: Embedding) -> Leaks | None:
-    """Find the test samples that are in train; pixels that it needs as features stay in `sets`.
-
-    A satellite looks for them; where there is none, a line says so.
-    """
-    finders = offered("leaks")
-    if not finders:
-        embedding.say("no check whether test samples are in train, too: this installation has none")
-        return None
-    rows = sets["ssl"]
-    assert not callable(rows)  # it is embedded at once
-
-    def pixels() -> Pair:
-        made = sets["pixels"]
-        if callable(made):
-            made = made()
-            if sum(rows.features.nbytes for rows in made) <= MOST_KEPT_PIXELS:
-                sets["pixels"] = made  # else made again, in seconds, when their turn comes
-        return made
-
-    leaks: Leaks = finders[0].find_leaks(
-        splits, rows, pixels, num_workers=embedding.num_workers, progress=embedding.progress
-    )
-    return leaks

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from sslpipe.arguments import Progress
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.reader import OnBad
 from sslpipe.errors import DataError, UserError, one_line
-from sslpipe.evaluation.embed import Embeddings, embed
+from sslpipe.evaluation.embed import Embeddings, EmbedOptions, embed
 from sslpipe.evaluation.feature_files import save_embeddings
 from sslpipe.evaluation.features import saved_embeddings
 from sslpipe.evaluation.few_shot import by_class
@@ -55,7 +54,9 @@ def at_sizes(source: str, px: Sequence[int]) -> list[str]:
     return [source] if has_size else [f"{source}@{size}" for size in px]
 
 
-def load_candidate(source: str, taken: Collection[Candidate], device: str) -> Candidate:
+def load_candidate(
+    source: str, taken: Collection[Candidate], device: torch.device | str
+) -> Candidate:
     """Load a candidate and take its time.
 
     Raises:
@@ -94,7 +95,7 @@ def labels_seen(sources: Iterable[str], index: DatasetIndex, split: str) -> NDAr
 
 
 @torch.no_grad()
-def _milliseconds(model: FrozenBackbone, device: str) -> float:
+def _milliseconds(model: FrozenBackbone, device: torch.device | str) -> float:
     """Time the network on black images, the fastest pass of three to ten. Raises: UserError."""
     images = torch.zeros(TIMED, *model.view.image_shape, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
@@ -138,13 +139,10 @@ def embed_kept(
     split: Split,
     ids: NDArray[np.int64],
     folder: Path,
+    options: EmbedOptions,
     *,
     progress: Progress,
     say: Callable[[str], None],
-    on_bad: OnBad,
-    batch_size: int,
-    num_workers: int,
-    device: str,
 ) -> tuple[Embeddings, str]:
     """Embed images by a candidate, or read the features that an earlier call kept in `folder`.
 
@@ -154,12 +152,9 @@ def embed_kept(
         split: Where the images are.
         ids: (n,) the samples, sorted.
         folder: Has a file for all that decides the features, whose hash is returned, too.
+        options: As in `embed`.
         progress: Makes the progress bar.
         say: Called where a kept file is damaged; it is made anew.
-        on_bad: Called with each sample that cannot be decoded.
-        batch_size: Images at a time.
-        num_workers: Threads that decode.
-        device: Where the network is.
     """
     identity = one.model.features_metadata(view, split)
     identity["ids"] = hashlib.sha256(ids.tobytes()).hexdigest()
@@ -173,17 +168,7 @@ def embed_kept(
     title = one.name if view is one.model.view else f"{one.name}: corners"
     with progress(title, len(ids)) as advance:
         made = embed(
-            one.model.backbone,
-            view,
-            split,
-            ids=ids,
-            canvas_px=view.canvas_px,
-            progress=advance,
-            network=one.name,
-            on_bad=on_bad,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            device=device,
+            one.model.backbone, view, split, options, ids=ids, network=one.name, progress=advance
         )
     save_embeddings(file, made, identity)
     return made, key

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from sslpipe.errors import (
     shown,
 )
 from sslpipe.evaluation.arrays import Array, embeddings_from_arrays
-from sslpipe.evaluation.embed import Embeddings, check_embeddings
+from sslpipe.evaluation.embed import Embeddings, EmbedOptions, check_embeddings
 from sslpipe.evaluation.flatten import why_unlabelled
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
@@ -155,13 +155,14 @@ def choose(
         folder=out / "features",
         progress=progress or silent,
         say=say,
+    )
+    options = EmbedOptions(
+        device=target,
         batch_size=BATCH_SIZE,
         num_workers=num_workers,
-        device=target,
+        on_bad=on_bad or warn_bad,
     )
-    networks = _embed_all(
-        wanted, px, images, embed, on_bad=on_bad or warn_bad, skip=skipped.add, device=target
-    )
+    networks = _embed_all(wanted, px, images, embed, options, skip=skipped.add)
     if not networks.features:
         raise UserError(f"no candidate can be ranked{skipped.reasons()}")
     # the ranking, and what is to be used
@@ -332,10 +333,9 @@ def _embed_all(
     px: Sequence[int],
     images: _Images,
     embed: Callable[..., tuple[Embeddings, str]],
+    options: EmbedOptions,
     *,
-    on_bad: OnBad,
     skip: Skip,
-    device: str,
 ) -> _Networks:
     """Embed the images by each source at each size.
 
@@ -343,23 +343,22 @@ def _embed_all(
         sources: What `_readable` returned.
         px: Sides of the images, where a source names none.
         images: What is embedded.
-        embed: `candidates.embed_kept`, but for the network, its view, split and on_bad.
-        on_bad: Called with each sample that cannot be decoded, once.
+        embed: `candidates.embed_kept`, but for the network, its view, split and options.
+        options: How; a sample that cannot be decoded is reported once.
         skip: Called with a source that cannot be ranked, and why.
-        device: Where to compute.
     """
     done = _Networks()
+    quiet = replace(options, on_bad=lambda bad: None)
     for source in (each for text in sources for each in candidates.at_sizes(text, px)):
         try:
-            one = candidates.load_candidate(source, done.candidates.values(), device)
+            one = candidates.load_candidate(source, done.candidates.values(), options.device)
             model, (rows,) = one.model.matched(images.rows)
             one = one._replace(model=model)
-            once = (lambda bad: None) if done.features else on_bad
-            made, key = embed(one, model.view, rows, on_bad=once)
+            made, key = embed(one, model.view, rows, options=quiet if done.features else options)
             ranking.check_features(one.name, made, next(iter(done.features.values()), made))
             if images.lacking is not None:
                 corners = ranking.CornerViews(model.view)
-                done.corners[one.name], _ = embed(one, corners, rows, on_bad=lambda bad: None)
+                done.corners[one.name], _ = embed(one, corners, rows, options=quiet)
             model.backbone.to("meta")  # its weights are not needed again
             labels = torch.from_numpy(images.labels[made.ids.numpy()])
             done.features[one.name] = made._replace(labels=labels)

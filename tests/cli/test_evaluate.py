@@ -41,6 +41,7 @@ from sslpipe.export.write import export_backbone
 from sslpipe.models.state import module_sha256
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.report.other_networks import short_name
+from sslpipe.report.suite import Embedder
 from tests.evaluation.test_knn import random_rows
 from tests.helpers import finetunes
 from tests.helpers.dataset import picture, write_dataset
@@ -318,7 +319,8 @@ def test_suite_compares_with_the_weights_of_others_through_their_own_view(run, s
 def suite_that(monkeypatch, run, out, *options, **replaced):
     """`evaluate suite` with functions replaced: exit status, what it printed, the report if any."""
     for name, function in replaced.items():
-        monkeypatch.setattr(sslpipe.report.suite, name, function)
+        owner = Embedder if hasattr(Embedder, name) else sslpipe.report.suite
+        monkeypatch.setattr(owner, name, function)
     arguments = ["suite", run[0], "--data", run[1], "--out", out, "--no-leakage", *options]
     with naming_options():
         result = CliRunner().invoke(evaluate_tool.app, [str(a) for a in arguments])
@@ -358,7 +360,7 @@ def test_a_stopped_suite_writes_what_it_has_and_says_what_is_not_there(
     assert [path.name for path in tmp_path.iterdir()] == ["eval.json"]
     # before the first numbers, nothing is written
     out = tmp_path / "other.json"
-    code, said, report = suite_that(monkeypatch, run, out, embed_pair=killed)
+    code, said, report = suite_that(monkeypatch, run, out, embed=killed)
     assert (code, report) == (130, None)
     assert f"{out} is not written" in said
 

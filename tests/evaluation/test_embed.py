@@ -15,7 +15,7 @@ from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation import embed_file, features
-from sslpipe.evaluation.embed import Embeddings, embed
+from sslpipe.evaluation.embed import Embeddings, EmbedOptions, embed
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.feature_files import load_embeddings, save_embeddings
 from sslpipe.evaluation.features import pixel_features, random_backbone
@@ -47,7 +47,7 @@ def split(tmp_path):
 
 def test_each_sample_has_one_row_of_the_backbones_features_in_id_order(split):
     backbone = make_backbone()
-    rows = embed(backbone, EvalView(**VIEW), split, batch_size=4)
+    rows = embed(backbone, EvalView(**VIEW), split, EmbedOptions(batch_size=4))
     assert rows.ids.tolist() == list(range(21))
     assert rows.labels.tolist() == [i % 4 for i in range(21)]
     pixels = np.stack([picture(i) for i in range(21)]).transpose(0, 3, 1, 2) / 255
@@ -93,7 +93,7 @@ def test_the_backbone_is_the_same_before_and_after_and_modes_are_restored(split)
 def test_a_bad_sample_is_reported_and_has_no_row_or_is_an_error(tmp_path):
     data = write_dataset(tmp_path, (6, 6), broken={7: b"no image"})
     split, bad = load_index(data).split("train"), []
-    rows = embed(make_backbone(), EvalView(**VIEW), split, on_bad=bad.append)
+    rows = embed(make_backbone(), EvalView(**VIEW), split, EmbedOptions(on_bad=bad.append))
     assert rows.ids.tolist() == [i for i in range(12) if i != 7]
     assert [(b.id, b.key) for b in bad] == [(7, "train000007")]
     with pytest.raises(DataError, match="train000007"):
@@ -115,11 +115,11 @@ def test_a_pass_that_was_killed_resumes_and_gives_the_same_bytes(split, tmp_path
     options = (make_backbone(), EvalView(**VIEW), split)
     embed_to_file(tmp_path / "whole.safetensors", *options, {"run": 1})
     out, message = tmp_path / "again.safetensors", []
-    real, other = embed_file.embed_here, tmp_path / "other.safetensors"
+    real, other = embed_file.embed_share, tmp_path / "other.safetensors"
     for file in (out, other):
         calls = iter((real, real, real))  # the fourth part is not embedded
         with monkeypatch.context() as patch:
-            patch.setattr(embed_file, "embed_here", lambda *a, n=calls, **o: next(n)(*a, **o))
+            patch.setattr(embed_file, "embed_share", lambda *a, n=calls, **o: next(n)(*a, **o))
             with pytest.raises(StopIteration):
                 embed_to_file(file, *options, {"run": 1})
         assert not file.exists()
@@ -138,7 +138,8 @@ def test_a_bad_sample_is_named_in_the_file_even_if_its_whole_part_is_bad(tmp_pat
     data = write_dataset(tmp_path / "data", (6, 6), broken=dict.fromkeys(range(4, 9), b"none"))
     out, bad = tmp_path / "rows.npz", []
     split = load_index(data).split("train")
-    embed_to_file(out, make_backbone(), EvalView(**VIEW), split, {}, on_bad=bad.append)
+    options = EmbedOptions(on_bad=bad.append)
+    embed_to_file(out, make_backbone(), EvalView(**VIEW), split, {}, options)
     rows, facts = load_embeddings(out)
     assert rows.ids.tolist() == [0, 1, 2, 3, 9, 10, 11]
     assert [one["id"] for one in facts["left_out"]] == list(range(4, 9))
@@ -153,10 +154,9 @@ def embed_in_rank(process: Rank, data: str, out: str):
     backbone, split = make_backbone(), load_index(data).split("train")
     view = EvalView(**VIEW)
     embed_file.PART_SAMPLES = 4
-    embed_to_file(Path(out), backbone, view, split, {"run": 1}, process=process)
-    return [
-        tuple(embed(backbone, view, split, process=process, ids=ids, batch_size=4)) for ids in PARTS
-    ]
+    options = EmbedOptions(process=process, batch_size=4)
+    embed_to_file(Path(out), backbone, view, split, {"run": 1}, options)
+    return [tuple(embed(backbone, view, split, options, ids=ids)) for ids in PARTS]
 
 
 @pytest.mark.promise(6)

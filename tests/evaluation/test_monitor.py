@@ -1,5 +1,7 @@
 """What the monitor says of held-out images, with labels and without, on any number of processes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from sslpipe.augment.eval_view import EvalView, ProbeViews, by_view
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.distributed import Rank
-from sslpipe.evaluation.embed import embed
+from sslpipe.evaluation.embed import EmbedOptions, embed
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.label_free import NUMBERS, label_free_numbers
 from sslpipe.evaluation.monitor import Watched, monitor, retrieval_monitor
@@ -18,14 +20,14 @@ from tests.helpers.processes import run_processes
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.25, 0.3)
 IDS = np.arange(3, 90, 2)
-OPTIONS = {"canvas_px": 16, "num_workers": 0}
+OPTIONS = EmbedOptions(canvas_px=16, num_workers=0)
 
 
 def scored(process, data, ids=IDS):
     torch.manual_seed(0)
     view, split = seen(data)
     return monitor(
-        small_resnet((8, 16)), view, Watched(split, ids, process=process, **OPTIONS)
+        small_resnet((8, 16)), view, Watched(split, ids, options=replace(OPTIONS, process=process))
     ).numbers
 
 
@@ -45,8 +47,8 @@ def test_the_numbers_are_those_of_features_and_of_two_fixed_views(data):
     assert set(found) == {f"holdout_{name}" for name in (*labelled, *NUMBERS)}
     torch.manual_seed(0)
     backbone, (view, split) = small_resnet((8, 16)), seen(data)
-    rows = embed(backbone, view, split, ids=IDS, **OPTIONS)
-    views = embed(backbone, ProbeViews(16, MEAN, STD), split, ids=IDS, **OPTIONS)
+    rows = embed(backbone, view, split, OPTIONS, ids=IDS)
+    views = embed(backbone, ProbeViews(16, MEAN, STD), split, OPTIONS, ids=IDS)
     (knn,) = knn_results(rows, rows, k=(20,), exclude_same_id=True)
     assert found["holdout_knn"] == knn.value
     expected = label_free_numbers(rows.features, by_view(views.features))
@@ -74,8 +76,8 @@ def test_of_small_classes_the_nearest_image_decides(data):
     view, split = seen(data)
     ids = np.arange(16)[np.arange(16) % 4 < 3]
     backbone = torch.nn.Flatten()
-    found = monitor(backbone, view, Watched(split, ids, **OPTIONS)).numbers
-    rows = embed(backbone, view, split, ids=ids, **OPTIONS)
+    found = monitor(backbone, view, Watched(split, ids, options=OPTIONS)).numbers
+    rows = embed(backbone, view, split, OPTIONS, ids=ids)
     (nearest,) = knn_results(rows, rows, k=(1,), exclude_same_id=True)
     assert found["holdout_knn"] == nearest.value
 
@@ -84,7 +86,7 @@ def test_retrieval_is_scored_where_two_images_are_of_a_class(data):
     view, split = seen(data)
     for ids, scores in ((np.arange(4), 0), (np.arange(8), 2)):  # 4 classes
         found = retrieval_monitor(
-            small_resnet((8, 16)), view, Watched(split, ids, **OPTIONS)
+            small_resnet((8, 16)), view, Watched(split, ids, options=OPTIONS)
         ).numbers
         assert len(found) == scores
         assert all(0 <= value <= 1 for value in found.values())
@@ -94,8 +96,8 @@ def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
     """Against a loop over all rows, in float64."""
     view, split = seen(data)
     bank, backbone = np.arange(0, 60, 2), torch.nn.Flatten()
-    found = monitor(backbone, view, Watched(split, IDS, bank, **OPTIONS)).numbers
-    rows = embed(backbone, view, split, ids=np.union1d(IDS, bank), **OPTIONS)
+    found = monitor(backbone, view, Watched(split, IDS, bank, options=OPTIONS)).numbers
+    rows = embed(backbone, view, split, OPTIONS, ids=np.union1d(IDS, bank))
     units = torch.nn.functional.normalize(rows.features.double(), dim=1)
     first, mean = [], []
     for row in np.flatnonzero(np.isin(rows.ids.numpy(), IDS)):
@@ -108,10 +110,10 @@ def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
     assert found["holdout_map_at_r"] == pytest.approx(np.mean(mean))
     queries = [row for row in range(len(rows.ids)) if int(rows.ids[row]) in {*IDS.tolist()}]
     by_id = dict(zip(rows.ids[queries].tolist(), map(float, mean), strict=True))
-    tuned = retrieval_monitor(backbone, view, Watched(split, IDS, bank, **OPTIONS))
+    tuned = retrieval_monitor(backbone, view, Watched(split, IDS, bank, options=OPTIONS))
     assert tuned.by_sample == pytest.approx(by_id)
-    without = monitor(backbone, view, Watched(split, IDS, **OPTIONS)).numbers
-    alone = retrieval_monitor(backbone, view, Watched(split, IDS, **OPTIONS)).numbers
+    without = monitor(backbone, view, Watched(split, IDS, options=OPTIONS)).numbers
+    alone = retrieval_monitor(backbone, view, Watched(split, IDS, options=OPTIONS)).numbers
     searched = {k.replace("validation", "holdout"): v for k, v in alone.items()}
     assert without == found | searched
     assert searched.items().isdisjoint(found.items())
@@ -122,7 +124,9 @@ def test_views_of_an_image_depend_on_its_id_alone(data):
     probe = ProbeViews(12, MEAN, STD)
 
     def views(ids, batch_size):
-        batches = one_pass(split, ids=np.array(ids), batch_size=batch_size, **OPTIONS)
+        batches = one_pass(
+            split, ids=np.array(ids), batch_size=batch_size, canvas_px=16, num_workers=0
+        )
         return torch.cat([probe.make_views(b).view(2, -1, 3, 12, 12) for b in batches], dim=1)
 
     together, alone = views(range(20), 20), views(range(20), 1)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def _waits_of(name: str, data: Path, folder: Path, read: Any) -> Waits:
     from sslpipe.api import train
     from sslpipe.data.index import load_index
     from sslpipe.distributed import current_rank
-    from sslpipe.evaluation.embed import embed
+    from sslpipe.evaluation.embed import EmbedOptions, embed
     from sslpipe.evaluation.knn import knn_results
     from sslpipe.export.load import load_run
     from sslpipe.recipe.reading import load_recipe
@@ -91,10 +92,10 @@ def _waits_of(name: str, data: Path, folder: Path, read: Any) -> Waits:
     # its features and their neighbours are those of a CPU
     frozen, split = load_run(run_dir), index.split("train")
     process = current_rank()
-    options: dict[str, Any] = {"process": process, "batch_size": 16}  # of larger ones, no values
-    on_cpu = embed(frozen.backbone, frozen.view, split, **options)
-    options |= {"device": "cuda", "rows_on": "cuda"}
-    rows = embed(frozen.backbone.cuda(), frozen.view, split, **options)
+    options = EmbedOptions(process=process, batch_size=16)  # of larger ones, no values
+    on_cpu = embed(frozen.backbone, frozen.view, split, options)
+    options = replace(options, device="cuda", rows_on="cuda")
+    rows = embed(frozen.backbone.cuda(), frozen.view, split, options)
     torch.testing.assert_close(rows.features.cpu(), on_cpu.features, rtol=1e-3, atol=1e-4)
     search: dict[str, Any] = {"k": (5,), "exclude_same_id": True}
     on_cuda = knn_results(rows, rows, **search, process=process)

@@ -69,15 +69,15 @@ def test_two_gpus_with_half_of_the_bank_each_find_the_neighbours_of_the_cpu():
 
 def _numbers(data: Path) -> list[list[float]]:
     """Of the suite, on the CPU and on "cuda"."""
-    from sslpipe.evaluation.embed import embed
+    from sslpipe.evaluation.embed import EmbedOptions, embed
     from sslpipe.evaluation.table import run_suite
 
     index, found = load_index(data), []
     splits = index.split("train"), index.split("test")
     for device in ("cpu", "cuda"):
         backbone, view = make_backbone().to(device), EvalView(**VIEW)
-        options: dict[str, Any] = {"batch_size": 20, "device": device}
-        train, test = (embed(backbone, view, split, rows_on=device, **options) for split in splits)
+        options = EmbedOptions(batch_size=20, device=device, rows_on=device)
+        train, test = (embed(backbone, view, split, options) for split in splits)
         report = run_suite({"ssl": (train, test)}, {"seed": 0})
         found.append([each for each in tree_leaves(report["rows"]) if isinstance(each, float)])
     return found

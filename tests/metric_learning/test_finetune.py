@@ -10,7 +10,7 @@ from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
-from sslpipe.evaluation.embed import embed
+from sslpipe.evaluation.embed import EmbedOptions, embed
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.export.write import export_backbone
@@ -192,14 +192,14 @@ def test_the_result_is_a_backbone_that_embeds_at_length_1_without_its_head(
     run_dir, _ = one_process["head"]
     model, split, tensors = load_backbone(run_dir), trained_split(data), final_weights(run_dir)
     assert all(key.startswith("backbone.") for key in tensors)
-    rows = embed(model, model.view, split, canvas_px=16, num_workers=0).features
+    rows = embed(model, model.view, split, EmbedOptions(canvas_px=16, num_workers=0)).features
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(200))
     network = build_backbone(small(), crop_px=16)
     prefix = "backbone.network."
     own = {k.removeprefix(prefix): v.float() for k, v in tensors.items() if k.startswith(prefix)}
     network.network.load_state_dict(own)
     view = eval_view_for(16, [0.5] * 3, [0.25] * 3)
-    pooled = embed(network, view, split, canvas_px=16, num_workers=0).features
+    pooled = embed(network, view, split, EmbedOptions(canvas_px=16, num_workers=0)).features
     weight, bias = (tensors[f"backbone.embedding.{name}"].float() for name in ("weight", "bias"))
     expected = F.normalize(pooled @ weight.T + bias, dim=1)
     torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ from PIL import Image
 import sslpipe
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
-from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed import Embeddings, EmbedOptions
 from sslpipe.evaluation.monitor import Watched
 from sslpipe.planning.pictures import nearest_ids, neighbours_picture
 from sslpipe.run.log import read_metrics
@@ -120,7 +120,9 @@ def test_a_sheet_names_the_class_of_neighbours_in_its_colour(data):
     labels = split.labels
     same = int(np.flatnonzero(labels == labels[0])[1])
     other = int(np.flatnonzero(labels != labels[0])[0])
-    sheet = neighbours_picture(Watched(split, labels, canvas_px=16), np.array([[0, same, other]]))
+    sheet = neighbours_picture(
+        Watched(split, labels, options=EmbedOptions(canvas_px=16)), np.array([[0, same, other]])
+    )
     inks = []
     for left in (160, 300):  # below the two neighbours
         letters = np.asarray(sheet.crop((left, 149, left + 128, 165))).reshape(-1, 3).astype(int)

@@ -11,7 +11,7 @@ import torch
 import sslpipe.metric_learning.finetune as finetuning
 from sslpipe.api import train
 from sslpipe.data.index import load_index
-from sslpipe.evaluation.embed import embed
+from sslpipe.evaluation.embed import EmbedOptions, embed
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.named import open_init
 from sslpipe.metric_learning.classes import held_out, labelled_split
@@ -122,7 +122,10 @@ def test_ruin_is_undone_at_the_size_of_the_source(data, start, tmp_path, module)
     ids = held_out(recipe, *labelled_split(recipe, data)).ids if module is finetunes else None
     taken = load_backbone(tmp_path / "run")
     assert taken.view.config() == source.view.config()
-    rows = [embed(one.backbone, one.view, split, ids=ids, canvas_px=16) for one in (taken, source)]
+    rows = [
+        embed(one.backbone, one.view, split, EmbedOptions(canvas_px=16), ids=ids)
+        for one in (taken, source)
+    ]
     features = [torch.nn.functional.normalize(each.features, dim=1) for each in rows]
     torch.testing.assert_close(*features, rtol=0, atol=1e-5)
 
@@ -229,7 +232,7 @@ def test_held_out_images_search_each_other_and_trained_ones(data, start, tmp_pat
     split, names = labelled_split(recipe, data)
     ids = held_out(recipe, split, names).ids
     model = load_run(tmp_path / "run", checkpoint="0")
-    rows = embed(model.backbone, model.view, split, canvas_px=16, num_workers=0)
+    rows = embed(model.backbone, model.view, split, EmbedOptions(canvas_px=16, num_workers=0))
     units = torch.nn.functional.normalize(rows.features.double(), dim=1)
     hits = []
     for row in ids.tolist():
