@@ -25,6 +25,7 @@ from sslpipe.evaluation.whiten import whiten
 
 Pair = tuple[Embeddings, Embeddings]  # train, test
 Columns = list[tuple[str | None, Result]]  # a number, and its column of the table if it has one
+SEED = 0  # of the labels that are drawn, the hold-out and the pairs
 LABELS_PER_CLASS = (100, 10)  # columns of the table
 FEWER_LABELS = (5, 1)  # measured, too
 MOST_NAMED = 5  # classes in a sentence
@@ -59,14 +60,13 @@ class Protocols:
     and the linear probe; Recall@1 and MAP@R where train has not the classes of most test samples.
 
     `classes` are names by label, where known; `left_out` gets a sentence for each number that
-    cannot be measured; `seed` as in `run_suite`.
+    cannot be measured.
     """
 
-    def __init__(self, first: Pair, classes: Sequence[str], left_out: list[str], seed: int) -> None:
+    def __init__(self, first: Pair, classes: Sequence[str], left_out: list[str]) -> None:
         self._first = first
         self._names = classes
         self.left_out = left_out
-        self.seed = seed
         labels, counts = np.unique(first[0].labels.cpu().numpy(), return_counts=True)
         self._counts = dict(zip(labels.tolist(), counts.tolist(), strict=True))  # of train
         self._test_labels = first[1].labels.cpu().numpy()
@@ -94,7 +94,7 @@ class Protocols:
                 few = partial(few_shot_knn, labels_per_class=n, k=[min(20, n)])
                 score = partial(self._of_large, n, few_column(n) if in_table else None, few)
                 self._parts.append(Part(few_column(n), score))
-        self._parts += _inside_test(first[1], seed, left_out)
+        self._parts += _inside_test(first[1], left_out)
         if known and self._measurable(2, "linear probes"):  # a row to fit and one to check
             score = partial(self._of_large, 2, LINEAR, linear_probe)
             self._parts.append(Part(LINEAR, score, linear=True))
@@ -150,13 +150,14 @@ class Protocols:
                 pair = plain
                 power = None
                 if is_flattened:
-                    power = choose_power(plain[0], seed=self.seed).power
+                    power = choose_power(plain[0], seed=SEED).power
                     train, test = plain
                     train, test = whiten(train, test, power=power, in_place=use_up)
                     pair = train, test
                 for part in parts:
                     for column, result in part.score(pair[0], pair[1]):
-                        results.append((name, power, column if column in columns else None, result))
+                        shown = column if column in columns else None
+                        results.append(Measured(name, power, shown, result))
                     advance(1)
         return results
 
@@ -192,7 +193,7 @@ class Protocols:
         queries: Embeddings,
     ) -> Columns:
         """Score these classes only, which the protocols then say."""
-        results = score(*self._rows(bank, queries, count), seed=self.seed)
+        results = score(*self._rows(bank, queries, count), seed=SEED)
         kept = len(self._kept(count))
         total = len(self._counts)
         some = f" classes={kept}/{total}" if kept < total else ""
@@ -240,11 +241,11 @@ class Protocols:
         return str(self._names[label]) if 0 <= label < len(self._names) else f"class {label}"
 
 
-def _inside_test(test: Embeddings, seed: int, left_out: list[str]) -> list[Part]:
+def _inside_test(test: Embeddings, left_out: list[str]) -> list[Part]:
     """Retrieval and verification with the options that these samples allow."""
     try:
-        same = draw_pairs(test, FOLDS, seed).same
-        different = int((~draw_pairs(test, round(1 / min(FARS)), seed).same).sum())
+        same = draw_pairs(test, FOLDS, SEED).same
+        different = int((~draw_pairs(test, round(1 / min(FARS)), SEED).same).sum())
     except DataError as error:
         left_out.append(f"retrieval and verification: {error}")
         return []
@@ -262,7 +263,7 @@ def _inside_test(test: Embeddings, seed: int, left_out: list[str]) -> list[Part]
     fars = [far for far in FARS if far * different >= 1]
 
     def verified(_: Embeddings, rows: Embeddings) -> Columns:
-        return [(None, one) for one in verification(rows, rows, far=fars, seed=seed)]
+        return [(None, one) for one in verification(rows, rows, far=fars, seed=SEED)]
 
     return [*chosen, Part("verification", verified)]
 

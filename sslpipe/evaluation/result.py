@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,8 +76,23 @@ class Results(dict[str, Result]):
         raise KeyError(f"no metric {metric!r}{near}; there are: {', '.join(self)}")
 
 
-# features, the power that flattens them (None: plain), column of the table, and the number
-Measured = tuple[str, float | None, str | None, Result]
+class Measured(NamedTuple):
+    """A number of the suite: of which features, in which form, and where it stands."""
+
+    features: str
+    power: float | None  # that flattens them; None: plain
+    column: str | None  # of the table; None: not in it
+    result: Result
+
+    @property
+    def whitened(self) -> bool:
+        """Whether the features were flattened."""
+        return self.power is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a row of eval.json."""
+        form = {"whitened": True, "power": self.power} if self.whitened else {"whitened": False}
+        return {"features": self.features, **form, "column": self.column, **self.result.to_json()}
 
 
 def caveats(details: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,8 @@
 """Every evaluation for several sets of features, by the same protocols: the table of a report."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +52,6 @@ def run_suite(
     not_compared: Sequence[str] = (),
     not_measured: Sequence[str] = (),
     leaks: Leaks | None = None,
-    seed: int = 0,
     device: torch.device | str = "cpu",
     say: Callable[[str], None] = lambda text: None,
     progress: Progress = silent,
@@ -70,7 +71,6 @@ def run_suite(
         not_compared: Sentences on networks that could not be.
         not_measured: Sentences on what else could have been; what makes a set may add some.
         leaks: Without these test samples each number of the table is given, too; None: not checked.
-        seed: Of all that is drawn.
         device: Where the features are searched, if it has float64; they are moved there.
         say: Called with what is kept after Ctrl-C.
         progress: Makes a progress bar for each set.
@@ -83,12 +83,11 @@ def run_suite(
     ready = {n: _labelled(s, left_out, device) for n, s in sets.items() if not callable(s)}
     _check_same_samples(ready)
     pair = next(iter(ready.values()))
-    protocols = Protocols(pair, facts.get("classes") or (), left_out, seed)
-    labels = pair[1].labels.cpu().numpy()
-    scores = Scores({}, labels[has_a_partner(labels)])
+    protocols = Protocols(pair, facts.get("classes") or (), left_out)
+    known = protocols.known_classes
 
     # the numbers of every set
-    measured, incomplete, spread = _measure_sets(
+    found = _measure_sets(
         sets,
         ready,
         protocols,
@@ -97,27 +96,17 @@ def run_suite(
         say=say,
         progress=progress,
     )
-    left_out += [f"{n}: {why}" for n, why in incomplete.items() if n not in against]
-    table = [each for own in measured.values() for each in own]
-    for name, power, column, result in table:
-        scores.take(name, power is not None, column, result)
-    rows = [_row(name, power, column, result) for name, power, column, result in table]
+    left_out += [f"{n}: {why}" for n, why in found.incomplete.items() if n not in against]
+    rows = [each.to_json() for each in found.numbers]
+    labels = pair[1].labels.cpu().numpy()
+    scores = Scores({}, labels[has_a_partner(labels)])
+    for each in found.numbers:
+        scores.take(each)
 
-    # the answers: ours against other networks, and against baselines where kNN decides nothing
-    known = protocols.known_classes
-    others = [name for name in (*against, *(() if known else BASELINES)) if name in measured]
-    ours = [name for name in measured if name not in (*against, *BASELINES)]
-    try:
-        compared = compare_all(ours, others, start, scores, known_classes=known)
-    except KeyboardInterrupt:  # all is measured, and this takes seconds; a second one ends it
-        compared = compare_all(ours, others, start, scores, known_classes=known)
-    powers = {name: power for name, power, *_ in table}  # the last form is the flattened one
-    for row in compared:
-        row |= {"power": powers[row["features"]], "against_power": powers[row["against"]]}
-    missing = [f"Not compared with {n}: {incomplete[n]}." for n in against if n in incomplete]
-    met = {each["against"] for each in compared}
-    unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]
-    missing += [_NOTHING_TO_COMPARE.format(" and ".join(unmet))] if unmet else []
+    # the answers
+    compared, unmet = _compare(found, scores, against, start, known_classes=known)
+    failed = [name for name in against if name in found.incomplete]
+    not_embedded = [f"Not compared with {name}: {found.incomplete[name]}." for name in failed]
     report = {
         "schema_version": SCHEMA_VERSION,
         "facts": facts,
@@ -126,17 +115,38 @@ def run_suite(
         "left_out": list(dict.fromkeys([*not_measured, *left_out])),
         "comparisons": comparisons(rows, scores.of, without=against) if known else [],
         "against": compared,
-        "not_compared": [*not_compared, *missing],
-        **({"incomplete": incomplete} if incomplete else {}),
-        **({} if spread is None else {"start_uniformity": spread}),
+        "not_compared": [*not_compared, *not_embedded, *unmet],
     }
+    if found.incomplete:
+        report["incomplete"] = found.incomplete
+    if found.start_uniformity is not None:
+        report["start_uniformity"] = found.start_uniformity
     if leaks is not None:
-        scored = protocols.scored_ids()
         report["leakage"] = leakage_of(
-            measured=table, leaks=leaks, scored=scored, classes=scores.classes
+            found.numbers, leaks, protocols.scored_ids(), classes=scores.classes
         )
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
+
+
+@dataclass
+class _Found:
+    """What was measured of the sets, in their order.
+
+    Attributes:
+        by_set: The numbers of each set that is measured, by its name.
+        incomplete: Why the others are missing, by their names.
+        start_uniformity: Of the start's test features.
+    """
+
+    by_set: dict[str, list[Measured]] = field(default_factory=dict)
+    incomplete: dict[str, str] = field(default_factory=dict)
+    start_uniformity: float | None = None
+
+    @property
+    def numbers(self) -> list[Measured]:
+        """Those of all sets, in their order."""
+        return [each for own in self.by_set.values() for each in own]
 
 
 def _measure_sets(
@@ -148,23 +158,17 @@ def _measure_sets(
     device: torch.device | str,
     say: Callable[[str], None],
     progress: Progress,
-) -> tuple[dict[str, list[Measured]], dict[str, str], float | None]:
+) -> _Found:
     """Measure the sets in their order; one that fails is missing, but the first one must succeed.
 
     After Ctrl-C those that are left are missing. `ready` has the sets that need not be made, of
     labelled samples only; the other arguments are as in `run_suite`.
-
-    Returns:
-        The numbers of each set; why sets are missing; the uniformity of the start's test features.
     """
     first = next(iter(ready))
-    measured: dict[str, list[Measured]] = {}
-    incomplete: dict[str, str] = {}
-    spread: float | None = None
+    found = _Found()
 
     def measure(name: str, source: Pair | Callable[[], Pair]) -> list[Measured]:
         """Measure a set; the features that it makes are freed before the next one's are made."""
-        nonlocal spread
         if callable(source):
             pair = _labelled(source(), protocols.left_out, device)
             _check_same_samples({first: ready[first], name: pair})
@@ -173,24 +177,54 @@ def _measure_sets(
         protocols.left_out.extend(_without_direction(name, pair))
         if name == start:
             rows = pair[1].features
-            spread = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
+            found.start_uniformity = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
         return protocols.measure(name, pair, progress, use_up=callable(source))
 
     try:
         for name, source in sets.items():
             try:
-                measured[name] = measure(name, source)
+                found.by_set[name] = measure(name, source)
             except FAILURES as error:
                 if name == first:
                     raise
-                incomplete[name] = one_line(str(error) or type(error).__name__)
+                found.incomplete[name] = one_line(str(error) or type(error).__name__)
     except KeyboardInterrupt:  # what was measured is kept; a second one ends it
-        if not measured:
+        if not found.by_set:
             raise
-        missed = (name for name in sets if name not in {*measured, *incomplete})
-        incomplete |= dict.fromkeys(missed, "interrupted")
-        say(f"interrupted; kept: {', '.join(measured)}")
-    return measured, incomplete, spread
+        missed = (name for name in sets if name not in {*found.by_set, *found.incomplete})
+        found.incomplete |= dict.fromkeys(missed, "interrupted")
+        say(f"interrupted; kept: {', '.join(found.by_set)}")
+    return found
+
+
+def _compare(
+    found: _Found,
+    scores: Scores,
+    against: Sequence[str],
+    start: str | None,
+    *,
+    known_classes: bool,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Compare ours with other networks, and with baselines where kNN decides nothing.
+
+    Returns:
+        The rows of `compare_all`, with their powers; a sentence where some cannot be compared.
+    """
+    theirs = [*against] if known_classes else [*against, *BASELINES]
+    others = [name for name in theirs if name in found.by_set]
+    ours = [name for name in found.by_set if name not in (*against, *BASELINES)]
+    compare = partial(compare_all, ours, others, start, scores, known_classes=known_classes)
+    try:
+        compared = compare()
+    except KeyboardInterrupt:  # all is measured, and this takes seconds; a second one ends it
+        compared = compare()
+    powers = {each.features: each.power for each in found.numbers}  # the last form is flattened
+    for row in compared:
+        row["power"] = powers[row["features"]]
+        row["against_power"] = powers[row["against"]]
+    met = {row["against"] for row in compared}
+    unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]
+    return compared, [_NOTHING_TO_COMPARE.format(" and ".join(unmet))] if unmet else []
 
 
 def check_labelled(split: str, labels: NDArray[np.int64]) -> None:
@@ -228,11 +262,6 @@ def _without_direction(name: str, pair: Pair) -> list[str]:
     ]
 
 
-def _row(name: str, power: float | None, column: str | None, result: Result) -> dict[str, Any]:
-    form = {"whitened": False} if power is None else {"whitened": True, "power": power}
-    return {"features": name, **form, "column": column, **result.to_json()}
-
-
 def _check_same_samples(sets: Mapping[str, Pair]) -> None:
     if not sets:
         raise DataError("no set of features to evaluate")
@@ -261,17 +290,29 @@ def leakage_of(
     (q,) labels of those that retrieval inside test scores.
     """
     clean = {column: ~np.isin(ids, leaks.ids) for column, ids in scored.items()}
-    rows: list[dict[str, Any]] = []
-    for features, power, column, result in measured:
-        if column is None:
+    rows = []
+    for each in measured:
+        if each.column is None:
             continue
-        kept = clean[column]
-        value, interval = _restricted(result, kept, classes if result.metric in PER_QUERY else None)
-        row = {"features": features, "whitened": power is not None, "column": column}
-        row |= {key: getattr(result, key) for key in ("protocol", "value", "queries")}
-        row |= {"interval95": list(result.interval95), "clean_interval95": interval}
-        row |= {"clean_value": value, "clean_queries": int(kept.sum())}
-        rows.append(row if power is None else {**row, "power": power})
+        result = each.result
+        kept = clean[each.column]
+        of_classes = classes if result.metric in PER_QUERY else None
+        value, interval = _restricted(result, kept, of_classes)
+        row = {
+            "features": each.features,
+            "whitened": each.whitened,
+            "column": each.column,
+            "protocol": result.protocol,
+            "value": result.value,
+            "queries": result.queries,
+            "interval95": list(result.interval95),
+            "clean_interval95": interval,
+            "clean_value": value,
+            "clean_queries": int(kept.sum()),
+        }
+        if each.whitened:
+            row["power"] = each.power
+        rows.append(row)
     leaked_here = int((~clean[KNN]).sum())
     return {"samples": len(clean[KNN]), "leaked": leaked_here, "how": leaks.how, "rows": rows}
 

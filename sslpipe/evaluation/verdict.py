@@ -28,7 +28,7 @@ from sslpipe.evaluation.difference import (
     paired_top1,
 )
 from sslpipe.evaluation.label_free import concentration_text
-from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.result import Measured
 from sslpipe.evaluation.suite_file import form_name
 
 Tree = dict[str, Any]  # a row of eval.json: a Result with features, whitened and column
@@ -56,11 +56,12 @@ class Scores(NamedTuple):
     of: dict[tuple[str, bool, str], NDArray[Any]]
     classes: NDArray[np.int64]
 
-    def take(self, features: str, whitened: bool, column: str | None, result: Result) -> None:
-        """Take a result, with its column in the table, if it is one that is compared."""
-        measure = result.metric if result.metric in PER_QUERY else column
+    def take(self, measured: Measured) -> None:
+        """Take a number if it is one that is compared."""
+        result = measured.result
+        measure = result.metric if result.metric in PER_QUERY else measured.column
         if result.scores is not None and measure is not None:
-            self.of[features, whitened, measure] = result.scores
+            self.of[measured.features, measured.whitened, measure] = result.scores
 
 
 def compare_all(

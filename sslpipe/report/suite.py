@@ -34,7 +34,7 @@ from sslpipe.evaluation.features import (
     random_backbone,
     saved_embeddings,
 )
-from sslpipe.evaluation.protocols import Pair
+from sslpipe.evaluation.protocols import SEED, Pair
 from sslpipe.evaluation.suite_file import check_split, features_name, own_name, with_own_name
 from sslpipe.evaluation.table import Leaks, check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES
@@ -45,7 +45,6 @@ from sslpipe.report.other_networks import Other, load_compared, table_of
 from sslpipe.run.trackers import log_evaluation
 from sslpipe.satellites import offered
 
-SEED = 0  # of the labels that are drawn, the hold-out and the random weights
 MOST_KEPT_BYTES = 2**30  # of a split's features that are left in the run
 MOST_KEPT_PIXELS = 2**28  # bytes
 OF_A_CHECKPOINT = ("checkpoint", "step", "checkpoint_reason")  # facts of a backbone

@@ -14,7 +14,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.intervals import wilson95
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.label_free import uniformity
-from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.suite_file import check_report, content_sha256
 from sslpipe.evaluation.table import run_suite
 from sslpipe.evaluation.verdict import (
@@ -171,7 +171,8 @@ def deciding(ours, theirs, *, known=True):
     for name, pair in {"ssl": ours, "theirs": theirs}.items():
         for whitened in (False, True):
             bank, queries = whiten(*pair) if whitened else pair
-            scores.take(name, whitened, *measured(bank, queries, known))
+            column, result = measured(bank, queries, known)
+            scores.take(Measured(name, 1.0 if whitened else None, column, result))
     found = compare_all(["ssl"], ["theirs"], "theirs", scores, known_classes=known)
     assert [each["primary"] for each in found] == [True, False]
     assert all(each["whitened"] == each["against_whitened"] for each in found), "like for like"
