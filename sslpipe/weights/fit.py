@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -54,30 +54,52 @@ def plain_key(key: str) -> str:
     return ".".join(part for part in key.split(".") if part not in WRAPPERS)
 
 
-@dataclass
+def _is_counter(key: str) -> bool:
+    """Return whether a key is of a counter of BatchNorm, which old files have not."""
+    return key.endswith("num_batches_tracked")
+
+
+@dataclass(frozen=True)
 class Match:
     """A file's tensors beside a network's, in the spelling that fits best."""
 
     spelling: str  # "" for the network's own keys
     stored: Tensors  # with the network's keys where they fit; others as the file has them
     expected: Tensors  # of the network, without a learned pooling
-    missing: list[str]  # keys of the network that the file lacks
-    wrong: list[str]  # keys of both, of other shapes
     foreign: list[str]  # keys of the file that belong to a larger network
-    left: list[str]  # keys of the file that lie beside the network: heads, computed tables
+
+    @cached_property
+    def missing(self) -> list[str]:
+        """Keys of the network that the file lacks."""
+        return [key for key in self.expected if key not in self.stored]
+
+    @cached_property
+    def wrong(self) -> list[str]:
+        """Keys of both, of other shapes."""
+        shared = [key for key in self.expected if key in self.stored]
+        return [key for key in shared if self.stored[key].shape != self.expected[key].shape]
+
+    @property
+    def left(self) -> list[str]:
+        """Keys of the file that lie beside the network: heads, computed tables."""
+        inside = {*self.expected, *self.foreign}
+        return [key for key in self.stored if key not in inside]
 
     @property
     def lacking(self) -> list[str]:
-        """The missing keys without the counters of BatchNorm, which old files have not."""
-        return [key for key in self.missing if not key.endswith("num_batches_tracked")]
+        """The missing keys without counters."""
+        return [key for key in self.missing if not _is_counter(key)]
+
+    @property
+    def counted(self) -> int:
+        """How many tensors the network has without counters."""
+        return sum(not _is_counter(key) for key in self.expected)
 
     @property
     def fitting(self) -> int:
-        """How many tensors fit; a counter of BatchNorm is no fit."""
+        """How many of these fit."""
         misfits = {*self.missing, *self.wrong}
-        return sum(
-            key not in misfits and not key.endswith("num_batches_tracked") for key in self.expected
-        )
+        return self.counted - sum(not _is_counter(key) for key in misfits)
 
     @property
     def is_whole(self) -> bool:
@@ -90,35 +112,24 @@ def match_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor]) 
     network = backbone.network
     expected = {key: t for key, t in network.state_dict().items() if not is_pooling(key)}
     named = {plain_key(key): key for key in expected}
+    matches = []
+    for spelling, spelled in _spellings(kind, network, tensors):
+        stored = {named.get(key, key): tensor for key, tensor in spelled.items()}
+        stored = _with_three_channels(expected, stored)
+        foreign = _foreign(kind, network, expected, stored)
+        matches.append(Match(spelling, stored, expected, foreign))
+        if matches[-1].is_whole:
+            return matches[-1]
+    return max(matches, key=lambda match: match.fitting)  # the first of equals
+
+
+def _foreign(kind: str, network: nn.Module, expected: Tensors, stored: Tensors) -> list[str]:
+    """List the keys of a file that belong to a larger network of the kind."""
     words = {_word(key) for key in expected}
-    best: Match | None = None
-    for spelling, stored in _spellings(kind, network, tensors):
-        respelled = {named.get(key, key): tensor for key, tensor in stored.items()}
-        respelled = _with_three_channels(expected, respelled)
-        others = [key for key in respelled if key not in expected]
-        foreign = [key for key in others if not is_leftover(key) and _is_inside(key, words)]
-        if foreign:
-            heads = _heads(kind, network)
-            foreign = [key for key in foreign if key not in heads]
-        match = Match(
-            spelling=spelling,
-            stored=respelled,
-            expected=expected,
-            missing=[key for key in expected if key not in respelled],
-            wrong=[
-                key
-                for key in expected
-                if key in respelled and respelled[key].shape != expected[key].shape
-            ],
-            foreign=foreign,
-            left=[key for key in others if key not in foreign],
-        )
-        if match.is_whole:
-            return match
-        if best is None or match.fitting > best.fitting:
-            best = match
-    assert best is not None  # there is always the file's own spelling
-    return best
+    others = [key for key in stored if key not in expected and not is_leftover(key)]
+    foreign = [key for key in others if _is_inside(key, words)]
+    heads = _heads(kind, network) if foreign else ()
+    return [key for key in foreign if key not in heads]
 
 
 def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], what: str) -> Report:
@@ -141,34 +152,40 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
     if not match.is_whole:
         _refuse_stem(backbone, match, what)
         _refuse_same_tensors(match, kind, what)
-        parts = [f"it has no {_first(match.lacking)}"] if match.lacking else []
-        for key in match.wrong[:1]:
-            parts.append(
-                f"its {key} is {tuple(stored[key].shape)}, not {tuple(expected[key].shape)}"
-            )
-        parts += [f"the backbone has no {_first(match.foreign)}"] if match.foreign else []
-        counted = sum(not key.endswith("num_batches_tracked") for key in expected)
-        said = f"{match.fitting} of {counted} tensors do; {'; '.join(parts)}"
-        raise WeightsError(f"{what} does not fit {kind}: {said}")
-    for key in [key for key in expected if key in stored]:
-        if stored[key].is_floating_point() != expected[key].is_floating_point():
-            raise WeightsError(
-                f"{what}: {key} is of type {stored[key].dtype}, not {expected[key].dtype}"
-            )
-        if not torch.isfinite(stored[key]).all():
-            raise WeightsError(f"{what}: {key} has values that are not finite; it is damaged")
-        if key.endswith("running_var") and bool((stored[key] < 0).any()):
-            raise WeightsError(f"{what}: {key} has negative variances; it is damaged")
-    network = backbone.network
-    network.load_state_dict({key: stored[key] for key in expected if key in stored}, strict=False)
+        raise WeightsError(f"{what} does not fit {kind}: {_misfits(match)}")
+    loaded = {key: stored[key] for key in expected if key in stored}
+    for key, tensor in loaded.items():
+        _check_values(key, tensor, expected[key], what)
+    backbone.network.load_state_dict(loaded, strict=False)
     renamed = bool(stored.keys() - tensors.keys())
     dropped = [] if renamed else [key for key in tensors if key not in stored]
     return {
-        "loaded": len(expected) - len(match.missing),
+        "loaded": len(loaded),
         "missing": match.missing,
         "unexpected": [*match.left, *dropped],
         "resized": [k for k in expected if k in tensors and tensors[k].shape != expected[k].shape],
     }
+
+
+def _misfits(match: Match) -> str:
+    """Return how many tensors fit, and what does not."""
+    parts = [f"it has no {_first(match.lacking)}"] if match.lacking else []
+    for key in match.wrong[:1]:
+        theirs = tuple(match.stored[key].shape)
+        parts.append(f"its {key} is {theirs}, not {tuple(match.expected[key].shape)}")
+    if match.foreign:
+        parts.append(f"the backbone has no {_first(match.foreign)}")
+    return f"{match.fitting} of {match.counted} tensors do; {'; '.join(parts)}"
+
+
+def _check_values(key: str, tensor: Tensor, expected: Tensor, what: str) -> None:
+    """Raise WeightsError where a tensor's numbers are of another type, or damaged."""
+    if tensor.is_floating_point() != expected.is_floating_point():
+        raise WeightsError(f"{what}: {key} is of type {tensor.dtype}, not {expected.dtype}")
+    if not torch.isfinite(tensor).all():
+        raise WeightsError(f"{what}: {key} has values that are not finite; it is damaged")
+    if key.endswith("running_var") and bool((tensor < 0).any()):
+        raise WeightsError(f"{what}: {key} has negative variances; it is damaged")
 
 
 def check_tensors(tensors: Mapping[str, Tensor], what: str) -> None:
@@ -365,7 +382,7 @@ def torchvision_kind(tensors: Mapping[str, Tensor]) -> str | None:
     import torchvision
 
     models = torchvision.models
-    stored = {key: t for key, t in tensors.items() if not key.endswith("num_batches_tracked")}
+    stored = {key: t for key, t in tensors.items() if not _is_counter(key)}
     count = sum(t.numel() for key, t in stored.items() if key.rpartition(".")[2] not in _UNCOUNTED)
     for name in models.list_models(module=models):
         if not name.startswith(PREFIXES):
@@ -373,7 +390,7 @@ def torchvision_kind(tensors: Mapping[str, Tensor]) -> str | None:
         if count not in {each.meta["num_params"] for each in models.get_model_weights(name)}:
             continue
         expected = skeleton(f"torchvision/{name}").state_dict()
-        shapes = {k: t.shape for k, t in expected.items() if not k.endswith("num_batches_tracked")}
+        shapes = {k: t.shape for k, t in expected.items() if not _is_counter(k)}
         if shapes == {key: tensor.shape for key, tensor in stored.items()}:
             return f"torchvision/{name}"
     return None

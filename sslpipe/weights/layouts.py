@@ -6,7 +6,7 @@ an encoder and its momentum copy the encoder. What lies beside it is listed as l
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,10 +67,11 @@ class Encoder:
     prefix: str
     tensors: Tensors  # under it, without it
     match: Match
-    is_plain: bool  # a model's own file, not a part of a larger model or of a pretext task
-    beside: list[str]  # keys elsewhere in the file
-    notes: list[str]  # what was chosen, for people
-    stem: str | None  # of a ResNet whose first convolution is 3x3, where the program is known
+    is_found: bool = True  # the whole network is there; else most of it, for a message
+    is_plain: bool = False  # a model's own file, not a part of a larger model or of a pretext task
+    beside: Sequence[str] = ()  # keys elsewhere in the file
+    notes: Sequence[str] = ()  # what was chosen, for people
+    stem: str | None = None  # of a ResNet whose first convolution is 3x3, if the program is known
 
 
 def open_checkpoint(tree: Tree, what: str) -> Checkpoint:
@@ -165,23 +166,31 @@ def find_encoder(
                 f"{what} holds two such networks, {prefix!r} and {other!r}, with other values; "
                 "save the encoder's state dict alone"
             )
-    return _encoder(
-        checkpoint=checkpoint,
+    others = [other for other, _, _ in fitting[1:]]
+    beside = [key for key in checkpoint.tensors if not key.startswith(_inside(prefix))]
+    pretext = any(is_pretext(key) for key in match.left)
+    student = bool(_words(prefix) & (_COPIES | {"teacher"}))
+    return Encoder(
         prefix=prefix,
         tensors=tensors,
         match=match,
-        others=[other for other, _, _ in fitting[1:]],
+        is_plain=prefix in checkpoint.tables and not pretext and not student,
+        beside=beside,
+        notes=_notes(checkpoint, prefix, others),
+        stem="small" if _is_of_solo_learn(prefix, beside) else None,
     )
 
 
-def nearest(checkpoint: Checkpoint, backbone: Backbone, kind: str) -> Tensors:
-    """Return the tensors under the prefix where most of a network fits, for a message."""
+def nearest(checkpoint: Checkpoint, backbone: Backbone, kind: str) -> Encoder:
+    """Return the place where most of a network fits, for a message; "" where nothing does."""
     numbers = sum(t.numel() for t in backbone.network.state_dict().values())
-    candidates = [checkpoint.under(p) for p in checkpoint.prefixes(least=numbers // 2)]
-    fitting = [match_tensors(backbone, kind, each).fitting for each in candidates]
-    if not any(fitting):
-        return checkpoint.tensors
-    return candidates[fitting.index(max(fitting))]
+    places = []
+    for prefix in ("", *checkpoint.prefixes(least=numbers // 2)):
+        tensors = checkpoint.under(prefix)
+        match = match_tensors(backbone, kind, tensors)
+        places.append(Encoder(prefix, tensors, match, is_found=False))
+    best = max(places[1:], key=lambda place: place.match.fitting, default=places[0])
+    return best if best.match.fitting else places[0]
 
 
 def classifier_of_torchvision(checkpoint: Checkpoint) -> str | None:
@@ -199,32 +208,27 @@ def _same(one: Match, other: Match) -> bool:
     return all(_equal(one.stored[key], other.stored[key]) for key in keys)
 
 
-def _encoder(
-    checkpoint: Checkpoint, prefix: str, tensors: Tensors, match: Match, others: list[str]
-) -> Encoder:
-    inner = f"{prefix}." if prefix else ""
-    beside = [key for key in checkpoint.tensors if not key.startswith(inner)]
+def _inside(prefix: str) -> str:
+    """Return how the keys under a prefix begin."""
+    return f"{prefix}." if prefix else ""
+
+
+def _notes(checkpoint: Checkpoint, prefix: str, others: Sequence[str]) -> list[str]:
+    """Say which place of a checkpoint was taken, and which copies of it were not."""
     notes = []
     if prefix not in checkpoint.tables or len(checkpoint.tables) > 1:
         notes.append(f"the encoder is what lies under {prefix!r}")
     if _words(prefix) & _TAKEN:
         notes.append(f"the teacher or average is taken, {prefix!r}")
-    copies = [other for other in others if not inner.startswith(f"{other}." if other else "")]
+    copies = [other for other in others if not _inside(prefix).startswith(_inside(other))]
     if copies:
         notes.append(f"copies of it are left: {', '.join(map(repr, copies))}")
-    # what stands on the level of the encoder's own name
+    return notes
+
+
+def _is_of_solo_learn(prefix: str, beside: Sequence[str]) -> bool:
+    """Return whether an encoder is solo-learn's, by its name and what stands on its level."""
     level, _, name = prefix.rpartition(".")
-    start = f"{level}." if level else ""
+    start = _inside(level)
     around = {k.removeprefix(start).partition(".")[0] for k in beside if k.startswith(start)}
-    is_solo = name in ("backbone", "encoder") and bool(around & _SOLO)
-    pretext = any(is_pretext(key) for key in match.left)
-    student = bool(_words(prefix) & (_COPIES | {"teacher"}))
-    return Encoder(
-        prefix=prefix,
-        tensors=tensors,
-        match=match,
-        is_plain=prefix in checkpoint.tables and not pretext and not student,
-        beside=beside,
-        notes=notes,
-        stem="small" if is_solo else None,
-    )
+    return name in ("backbone", "encoder") and bool(around & _SOLO)

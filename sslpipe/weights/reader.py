@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,74 +67,96 @@ def read_weights(
         WeightsError: It cannot be read, or less than the whole backbone fits.
     """
     what = source.text
-    # the tensors, and the architecture: the user's word, the folder's or the file's own
+    # the architecture: the user's word, the folder's or the file's own
+    opened = _open(source)
+    stated = _stated(opened)
+    kind, tag = _named_by_the_user(opened)
+    notes: list[str] = []
+    if kind is not None:
+        theirs = backbone_settings(kind=kind)
+    else:
+        theirs = stated or component or _named_by_the_file(opened, notes)
+    wanted = _computing_as(component or theirs, stated)
+    # where the encoder lies
+    dropped: list[str] = []
+    with _errors_of(what, component):
+        sketch = _sketch(wanted, crop_px or own_size(wanted), opened)
+        if wanted.kind == "transformers" and wanted == stated and source.kind is None:
+            opened, dropped = _renamed_by_transformers(opened, wanted)
+    encoder = find_encoder(opened.checkpoint, sketch, wanted.kind, what)
+    if encoder is not None and kind is not None:
+        _check_arch(opened, wanted, sketch)
+    if encoder is None and component is None and _averages(sketch, opened.checkpoint):
+        wanted = backbone_settings(wanted.kind, {**wanted.arguments, "global_pool": "avg"})
+        sketch = _sketch(wanted, own_size(wanted), opened)
+        encoder = find_encoder(opened.checkpoint, sketch, wanted.kind, what)
+        notes.append("its last norm is fc_norm: features are the average of the patches")
+    if encoder is None:
+        encoder = nearest(opened.checkpoint, sketch, wanted.kind)
+    check_tensors(encoder.tensors, what)
+    # images as it knows them
+    view, more = _view(opened, theirs, tag, crop_px=crop_px, is_plain=encoder.is_plain)
+    # the network, with its weights
+    with _errors_of(what, component):
+        backbone, wanted = _build(wanted, view.crop_px, encoder, fixed=component is not None)
+    if component is None:
+        _check_pooling(opened, wanted.kind, backbone)
+    layout = _layout(opened, encoder)
+    report = fit_tensors(backbone, wanted.kind, encoder.tensors, f"{what} (format: {layout})")
+    report["unexpected"] += [*encoder.beside, *dropped]
+    origin = {"source": what, "format": layout, "sha256": opened.sha256}
+    notes += [*encoder.notes, *more]
+    return backbone, wanted, view, {**origin, **report, "notes": notes}
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A source whose file has been read.
+
+    Attributes:
+        source: It.
+        sha256: Of its file.
+        checkpoint: Its tensors.
+        plain: Those that no table holds, under their names in the file.
+        arch: The architecture that the file names; None: it names none.
+        config: The config.json beside it, of timm or transformers; {}: there is none, or the user
+            names another network.
+    """
+
+    source: Source
+    sha256: str
+    checkpoint: Checkpoint
+    plain: Tensors
+    arch: str | None
+    config: dict[str, Any]
+
+
+def _open(source: Source) -> _Opened:
+    """Read the files of a source. Raises: WeightsError."""
     tree, sha256 = read_tree(source.path)
     config = _read_object(source.path, "config.json")
     if source.kind is not None and "architecture" not in config:
         config = {}  # of transformers: it says which network it is, and the user says another
-    checkpoint = open_checkpoint(tree, what)
-    stated = _stated(source, config)
-    kind, tag = _named_by_the_user(source, config)
-    arch = _arch(tree)
-    known = stated or component
-    notes = []
-    if kind is not None:
-        theirs = backbone_settings(kind=kind)
-    elif known is not None:
-        theirs = known
-    else:
-        theirs, note = _named_by_the_file(source, arch, checkpoint)
-        notes.append(note)
-    # where the encoder lies
-    wanted = _computing_as(component or theirs, stated)
-    dropped: list[str] = []
-    with _errors_of(what, component):
-        sketch = _sketch(wanted, crop_px or own_size(wanted), checkpoint)
-        if wanted.kind == "transformers" and wanted == stated and source.kind is None:
-            # as they are: some of its models have parts that are called as wrappers are
-            named = {key: value for key, value in tree.items() if isinstance(value, Tensor)}
-            renamed, dropped = transformers_tensors(wanted, named or checkpoint.tensors, what)
-            checkpoint = Checkpoint(renamed, frozenset([""]))
-    del tree
-    encoder = find_encoder(checkpoint, sketch, wanted.kind, what)
-    is_plain = encoder is not None and encoder.is_plain
-    if encoder is not None and kind is not None:
-        _check_arch(source, arch, wanted, sketch, checkpoint)
-    averaging = _averaging(wanted, sketch, checkpoint)
-    if encoder is None and component is None and averaging is not None:
-        wanted = averaging
-        sketch = _sketch(wanted, own_size(wanted), checkpoint)
-        encoder = find_encoder(checkpoint, sketch, wanted.kind, what)
-        notes.append("its last norm is fc_norm: features are the average of the patches")
-    tensors = nearest(checkpoint, sketch, wanted.kind) if encoder is None else encoder.tensors
-    check_tensors(tensors, what)
-    # images as it knows them
-    view, more = _view(
+    return _Opened(
         source=source,
-        crop_px=crop_px,
-        component=theirs,
-        tag=tag,
-        is_plain=is_plain,
-        config=config,
         sha256=sha256,
+        checkpoint=open_checkpoint(tree, source.text),
+        plain={key: value for key, value in tree.items() if isinstance(value, Tensor)},
+        arch=_arch(tree),
+        config=config,
     )
-    # the network, with its weights
-    layout = _layout(config, encoder)
-    stem = None if encoder is None else encoder.stem
-    respelled = tensors if encoder is None else encoder.match.stored
-    with _errors_of(what, component):
-        backbone, wanted = _build(
-            wanted, view.crop_px, respelled, stem=stem, fixed=component is not None
-        )
-    if component is None:
-        _check_pooling(config, wanted.kind, backbone, what)
-    report = fit_tensors(backbone, wanted.kind, tensors, f"{what} (format: {layout})")
-    if encoder is not None:
-        report["unexpected"] += encoder.beside
-        notes += encoder.notes
-    report["unexpected"] += dropped
-    origin = {"source": what, "format": layout, "sha256": sha256}
-    return backbone, wanted, view, {**origin, **report, "notes": [*notes, *more]}
+
+
+def _renamed_by_transformers(
+    opened: _Opened, component: SparseSettings
+) -> tuple[_Opened, list[str]]:
+    """Give tensors the keys of this version's model; and list what is no part of it.
+
+    They are taken as they are: some of its models have parts that are called as wrappers are.
+    """
+    tensors = opened.plain or opened.checkpoint.tensors
+    renamed, dropped = transformers_tensors(component, tensors, opened.source.text)
+    return replace(opened, checkpoint=Checkpoint(renamed, frozenset([""])), plain={}), dropped
 
 
 @contextmanager
@@ -147,34 +170,32 @@ def _errors_of(what: str, component: SparseSettings | None) -> Iterator[None]:
         raise WeightsError(f"{what}: {error}") from error
 
 
-def _named_by_the_user(source: Source, config: dict[str, Any]) -> tuple[str | None, str]:
+def _named_by_the_user(opened: _Opened) -> tuple[str | None, str]:
     """Return the kind that stands before the file, and the tag of timm's weights; "": no tag."""
-    kind = source.kind
+    kind = opened.source.kind
     if kind is None or not kind.startswith("timm/"):
         return kind, ""
     kind, _, tag = kind.partition(".")
     if tag:
-        _check_tag(source, kind.removeprefix("timm/"), tag, config)
+        _check_tag(opened, kind.removeprefix("timm/"), tag)
     return kind, tag
 
 
-def _layout(config: dict[str, Any], encoder: Encoder | None) -> str:
+def _layout(opened: _Opened, encoder: Encoder) -> str:
     """Name the layout of a file, for reports."""
-    if "architecture" in config:
+    if "architecture" in opened.config:
         return "timm"
-    if "model_type" in config:
+    if "model_type" in opened.config:
         return "transformers"
-    if encoder is None:
+    if not encoder.is_found:
         return "none that is known"
     if encoder.match.spelling:
         return encoder.match.spelling
     return "state dict" if encoder.is_plain else "part of a larger model"
 
 
-def _named_by_the_file(
-    source: Source, arch: str | None, checkpoint: Checkpoint
-) -> tuple[SparseSettings, str]:
-    """Return the network that a file names, or whose whole classifier it is; and a note.
+def _named_by_the_file(opened: _Opened, notes: list[str]) -> SparseSettings:
+    """Return the network that a file names, or whose whole classifier it is; `notes` get it.
 
     Programs write `arch`, a name of torchvision or timm, beside their tables or into `args`.
 
@@ -184,11 +205,12 @@ def _named_by_the_file(
     import timm
     import torchvision
 
-    kind = classifier_of_torchvision(checkpoint)
+    source = opened.source
+    arch = opened.arch
+    kind = classifier_of_torchvision(opened.checkpoint)
     if kind is not None:
-        return backbone_settings(
-            kind=kind
-        ), f"its tensors are those of torchvision's classifier {kind}"
+        notes.append(f"its tensors are those of torchvision's classifier {kind}")
+        return backbone_settings(kind=kind)
     known = {
         "torchvision": torchvision.models.list_models(module=torchvision.models),
         "timm": [arch] if arch is not None and timm.is_model(arch) else [],
@@ -198,14 +220,15 @@ def _named_by_the_file(
         if arch not in names:
             continue
         try:
-            sketch = _sketch(component, own_size(component), checkpoint)
+            sketch = _sketch(component, own_size(component), opened)
         except UserError:
             continue
-        if find_encoder(checkpoint, sketch, component.kind, source.text) is not None:
-            return component, f"the file names its network: arch = {shown(arch)}"
-    if {"features", "ids"} <= checkpoint.tensors.keys():
+        if find_encoder(opened.checkpoint, sketch, component.kind, source.text) is not None:
+            notes.append(f"the file names its network: arch = {shown(arch)}")
+            return component
+    if {"features", "ids"} <= opened.checkpoint.tensors.keys():
         raise WeightsError(f"{source.text} {VECTORS}")
-    first = ", ".join(map(repr, list(checkpoint.tensors)[:3]))
+    first = ", ".join(map(repr, list(opened.checkpoint.tensors)[:3]))
     named = "" if arch is None else f"; its arch = {shown(arch)} is not a name of theirs that fits"
     raise WeightsError(
         f"{source.text} names no architecture of timm or torchvision (it has {first}, ...{named}); "
@@ -226,30 +249,26 @@ def _arch(tree: dict[str, Any]) -> str | None:
     return None
 
 
-def _check_arch(
-    source: Source,
-    arch: str | None,
-    wanted: SparseSettings,
-    sketch: Backbone,
-    checkpoint: Checkpoint,
-) -> None:
+def _check_arch(opened: _Opened, wanted: SparseSettings, sketch: Backbone) -> None:
     """Raise WeightsError where a file names a network of the same tensors that computes otherwise.
 
     Of timm's networks some differ by padding, activation or an epsilon alone.
     """
     import timm
 
+    source = opened.source
+    arch = opened.arch
     family, _, architecture = wanted.kind.partition("/")
     if family != "timm" or arch in (None, architecture) or not timm.is_model(arch):
         return
     try:
         named = backbone_settings(f"timm/{arch}", wanted.arguments)
-        theirs = _sketch(named, own_size(named), checkpoint)
+        theirs = _sketch(named, own_size(named), opened)
     except UserError:
         return
     if str(theirs.network) == str(sketch.network):
         return
-    if find_encoder(checkpoint, theirs, named.kind, source.text) is not None:
+    if find_encoder(opened.checkpoint, theirs, named.kind, source.text) is not None:
         raise WeightsError(
             f"{source.text}: the file names its network, arch = {shown(arch)}, which has the same "
             f"tensors as {architecture} and computes otherwise; write timm/{arch}@{source.path}"
@@ -263,12 +282,14 @@ def _read_object(path: Path, name: str) -> dict[str, Any]:
     return read_json(path / name, Tree, remedy="copy the folder again")
 
 
-def _stated(source: Source, config: dict[str, Any]) -> SparseSettings | None:
+def _stated(opened: _Opened) -> SparseSettings | None:
     """Take the network from a folder's configuration; None where none is there.
 
     Raises:
         WeightsError: The configuration is not one of timm, transformers or open_clip.
     """
+    source = opened.source
+    config = opened.config
     if "architecture" not in config and "model_type" in config:
         return transformers_component(config, source.text)
     if "architecture" not in config:
@@ -294,26 +315,29 @@ def _stated(source: Source, config: dict[str, Any]) -> SparseSettings | None:
         raise WeightsError(f"{source.path}/config.json: model_args: {text}") from error
 
 
-def _check_pooling(config: dict[str, Any], kind: str, backbone: Backbone, what: str) -> None:
+def _check_pooling(opened: _Opened, kind: str, backbone: Backbone) -> None:
     """Raise WeightsError where a folder of timm says that its network pools in another way.
 
     No tensor says so, and earlier releases of timm wrote it without the arguments that make it so.
     """
-    stated = config.get("global_pool")
+    stated = opened.config.get("global_pool")
     built = getattr(backbone.network, "global_pool", None)
-    is_of_it = kind == f"timm/{config.get('architecture')}"
+    is_of_it = kind == f"timm/{opened.config.get('architecture')}"
     if is_of_it and isinstance(stated, str) and isinstance(built, str) and stated != built:
         raise WeightsError(
-            f"{what}: config.json says global_pool = {shown(stated)}, and by its model_args the "
-            f'network pools by {built!r}; write both into model_args: "global_pool": "{stated}", '
-            'and "fc_norm": false where the last norm of a vision transformer is before the pooling'
+            f"{opened.source.text}: config.json says global_pool = {shown(stated)}, and by its "
+            f"model_args the network pools by {built!r}; write both into model_args: "
+            f'"global_pool": "{stated}", and "fc_norm": false where the last norm of a vision '
+            "transformer is before the pooling"
         )
 
 
-def _check_tag(source: Source, architecture: str, tag: str, config: dict[str, Any]) -> None:
+def _check_tag(opened: _Opened, architecture: str, tag: str) -> None:
     """Raise WeightsError where timm has no such weights, or a folder of timm says it has others."""
     import timm
 
+    source = opened.source
+    config = opened.config
     tags = [model.partition(".")[2] for model in timm.list_pretrained(f"{architecture}.*")]
     stated = config.get("pretrained_cfg", config)
     theirs = stated.get("tag") if "architecture" in config and isinstance(stated, dict) else None
@@ -363,34 +387,25 @@ def own_size(component: SparseSettings) -> int:
     return 224 if config is None else int(config.input_size[-1])
 
 
-def _averaging(
-    wanted: SparseSettings, sketch: Backbone, checkpoint: Checkpoint
-) -> SparseSettings | None:
-    """Return a vision transformer that averages before its last norm, where a file has that norm.
+def _averages(sketch: Backbone, checkpoint: Checkpoint) -> bool:
+    """Return whether a file is of a vision transformer that averages before its last norm.
 
     No tensor says that it averages, but only such a network has an `fc_norm`: those of MAE's and
-    BEiT's fine-tunings. None: the network or the file is of another kind.
+    BEiT's fine-tunings.
     """
-    if "fc_norm" not in dict(sketch.network.named_children()) or not any(
-        f".{key}".endswith(f".{AVERAGED_NORM}") for key in checkpoint.tensors
-    ):
-        return None
-    return backbone_settings(wanted.kind, {**wanted.arguments, "global_pool": "avg"})
+    has_norm = any(f".{key}".endswith(f".{AVERAGED_NORM}") for key in checkpoint.tensors)
+    return has_norm and "fc_norm" in dict(sketch.network.named_children())
 
 
 def _view(
-    source: Source,
-    crop_px: int | None,
-    component: SparseSettings,
-    tag: str,
-    is_plain: bool,
-    config: dict[str, Any],
-    sha256: str,
+    opened: _Opened, component: SparseSettings, tag: str, *, crop_px: int | None, is_plain: bool
 ) -> tuple[EvalView, list[str]]:
     """Make the view that the weights were trained for, or ImageNet's and say so.
 
     `is_plain`: without a tag, they may be the library's usual weights of this kind.
     """
+    source = opened.source
+    config = opened.config
     what = source.text
     kind = component.kind
     if kind == "transformers":
@@ -413,17 +428,17 @@ def _view(
             said = f"the view is that of {architecture}.{of_release.tag}, timm's usual weights"
             return view, notes if tag else [said, *notes]
     if family == "torchvision" and is_plain:
-        return torchvision_view(what, crop_px, architecture, sha256)
+        return torchvision_view(what, crop_px, architecture, opened.sha256)
     return unknown_view(what, crop_px, size=own_size(component))
 
 
-def _sketch(component: SparseSettings, crop_px: int, checkpoint: Checkpoint) -> Backbone:
+def _sketch(component: SparseSettings, crop_px: int, opened: _Opened) -> Backbone:
     """Build a network whose keys and shapes count, without memory for its weights if that works.
 
     Raises:
         TooLarge: It has far more numbers than the file; nothing was allocated.
     """
-    given = sum(tensor.numel() for tensor in checkpoint.tensors.values())
+    given = sum(tensor.numel() for tensor in opened.checkpoint.tensors.values())
     try:
         backbone = sketch("backbone", partial(build_backbone, component, crop_px=crop_px))
     except UserError as error:  # some constructors read what they compute
@@ -441,17 +456,17 @@ def _sketch(component: SparseSettings, crop_px: int, checkpoint: Checkpoint) -> 
 
 
 def _build(
-    component: SparseSettings, crop_px: int, tensors: Tensors, *, stem: str | None, fixed: bool
+    component: SparseSettings, crop_px: int, encoder: Encoder, *, fixed: bool
 ) -> tuple[Backbone, SparseSettings]:
     """Build the network; the weights decide its channels and a ResNet's stem, unless a recipe does.
 
     Args:
         component: What it is built from.
         crop_px: Side of its images.
-        tensors: The weights, with the network's own keys.
-        stem: Of a ResNet whose first convolution is 3x3; None: not known.
+        encoder: The weights.
         fixed: A recipe decides.
     """
+    tensors = encoder.match.stored if encoder.is_found else encoder.tensors
     with within_memory("backbone"):
         backbone = build_backbone(component, crop_px=crop_px)
     convolution = first_convolution(backbone.network)
@@ -465,7 +480,7 @@ def _build(
     first = tensors.get("conv1.weight")
     if fixed or backbone.stem is None or first is None or first.ndim != 4:
         return backbone, component
-    fitting = "imagenet" if first.shape[-1] == 7 else stem
+    fitting = "imagenet" if first.shape[-1] == 7 else encoder.stem
     if fitting is None:
         raise WeightsError(
             "the first convolution is 3x3, and whether a max-pool follows is not in the file; "
