@@ -358,42 +358,56 @@ def write_report(
     Raises:
         UserError: A folder is no run, or named twice; the features are of another data set.
     """
-    say = say or (lambda text: None)
-    stage = stage or (lambda text: None)
     from sslpipe.report.compare import build_comparison, names_apart
     from sslpipe.report.run_files import read_run
-    from sslpipe.report.run_page import build_page, searched_split, shown_split
 
-    given = run_dirs if isinstance(run_dirs, list | tuple) else [run_dirs]
-    folders = [as_path(each, "run_dirs") for each in given]
-    if not folders:
-        raise UserError("a report needs a run; name one or more")
-    several = len(folders) > 1
-    if several and data is not None:
+    say = say or (lambda text: None)
+    stage = stage or (lambda text: None)
+    folders = _run_folders(run_dirs if isinstance(run_dirs, list | tuple) else [run_dirs])
+    if len(folders) > 1 and data is not None:
         raise UserError("--data is for the report of one run; leave it out")
     for number, each in enumerate(folders):
         check_run(each)
         if each.resolve() in [other.resolve() for other in folders[:number]]:
             raise UserError(f"{each} is named twice; name each run once")
-    first = folders[0]
     index = None if data is None else load_index(data)
     target = report_file(folders) if out is None else as_path(out, "out")
-    if several:
+    if len(folders) > 1:
         runs = [read_run(each) for each in folders]
         page = build_comparison(dict(zip(names_apart(folders, runs), runs, strict=True)))
     else:
-        run = read_run(first)
-        split = shown_split(run)
-        bank = searched_split(run)
-        queries = _features_of(first, split)
-        others = None if bank == split else _features_of(first, bank)  # None: among themselves
-        is_of_index = index is not None and index.has_sha256(run.data["index_sha256"])
-        if index is not None and is_of_index and run.views_png is None:
-            run = run._replace(views_png=_draw_views(first, index, say))
-        page = build_page(run=run, index=index, queries=queries, bank=others, say=stage)
+        page = _page_of(folders[0], index, say, stage)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, page)
     return target
+
+
+def _run_folders(run_dirs: Sequence[str | Path]) -> list[Path]:
+    """Return the folders of runs. Raises: UserError: there is none."""
+    if not run_dirs:
+        raise UserError("a report needs a run; name one or more")
+    return [as_path(each, "run_dirs") for each in run_dirs]
+
+
+def _page_of(
+    run_dir: Path,
+    index: DatasetIndex | None,
+    say: Callable[[str], None],
+    stage: Callable[[str], None],
+) -> str:
+    """Build the page of one run, with the images of a data set."""
+    from sslpipe.report.run_files import read_run
+    from sslpipe.report.run_page import build_page, searched_split, shown_split
+
+    run = read_run(run_dir)
+    split = shown_split(run)
+    bank = searched_split(run)
+    queries = _features_of(run_dir, split)
+    others = None if bank == split else _features_of(run_dir, bank)  # None: among themselves
+    is_of_index = index is not None and index.has_sha256(run.data["index_sha256"])
+    if index is not None and is_of_index and run.views_png is None:
+        run = run._replace(views_png=_draw_views(run_dir, index, say))
+    return build_page(run=run, index=index, queries=queries, bank=others, say=stage)
 
 
 def _draw_views(run_dir: Path, index: DatasetIndex, say: Callable[[str], None]) -> bytes | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sslpipe.augment.eval_view import EvalView, JoinedView
-from sslpipe.data.image_type import hex_colour
+from sslpipe.data.image_type import ImageType, hex_colour
 from sslpipe.errors import UserError
 from sslpipe.export.model import FrozenBackbone
 from sslpipe.models.backbones import (
@@ -28,29 +28,11 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
         UserError: One is whitened, a join, or takes several crops; two are one network and view;
             or they take images of other channels or depths.
     """
-    # all of images of the first one's range, on the background that one of them knows
-    image_type = models[0].image_type
-    backgrounds = {model.image_type.background for model in models} - {None}
-    if len(backgrounds) > 1:
-        colours = " and ".join(hex_colour(each) for each in sorted(filter(None, backgrounds)))
-        raise UserError(
-            f"{source}: parts put transparent images on {colours}, and a join sees one image; "
-            "name parts of one background"
-        )
-    for background in filter(None, backgrounds):
-        if image_type.is_rgb8:
-            image_type = image_type.on(background)
+    image_type = _image_type(models, source)
     models = [model.seeing(image_type) for model in models]
     known: list[tuple[str, dict[str, Any]]] = []
     for model in models:
-        if model.whitening is not None or model.view.crops != "center":
-            has = "a whitening" if model.whitening is not None else "several crops an image"
-            raise UserError(
-                f"{source}: {model.name} has {has}, and joins are of features as they are; name "
-                "what it was made from, and `sslpipe whiten` an export of the join"
-            )
-        if model.config.is_join:
-            raise UserError(f"{source}: {model.name} is a join already; name its parts")
+        _check_part(model, source)
         identity = model.config.weights_sha256, model.view.config()
         if identity in known:
             raise UserError(f"{source} joins {model.name} with itself; give each another size")
@@ -66,6 +48,36 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     view = JoinedView([model.view for model in models])
     facts = {"name": name, "init": init}
     return FrozenBackbone.of(backbone, component, view, facts, image=models[0].config.image)
+
+
+def _image_type(models: Sequence[FrozenBackbone], source: str) -> ImageType:
+    """Return the images that all see: of the first one's range, on the background that is known."""
+    image_type = models[0].image_type
+    backgrounds = {model.image_type.background for model in models}
+    known = sorted(filter(None, backgrounds))
+    if len(known) > 1:
+        colours = " and ".join(map(hex_colour, known))
+        raise UserError(
+            f"{source}: parts put transparent images on {colours}, and a join sees one image; "
+            "name parts of one background"
+        )
+    return image_type.on(known[0]) if known and image_type.is_rgb8 else image_type
+
+
+def _check_part(model: FrozenBackbone, source: str) -> None:
+    """Raise UserError where a backbone is no plain network of one view."""
+    has = ""
+    if model.whitening is not None:
+        has = "a whitening"
+    elif model.view.crops != "center":
+        has = "several crops an image"
+    if has:
+        raise UserError(
+            f"{source}: {model.name} has {has}, and joins are of features as they are; name "
+            "what it was made from, and `sslpipe whiten` an export of the join"
+        )
+    if model.config.is_join:
+        raise UserError(f"{source}: {model.name} is a join already; name its parts")
 
 
 def first_part(joined: FrozenBackbone) -> FrozenBackbone:

@@ -81,29 +81,30 @@ def load_backbone(
     if architecture is not None:
         raise UserError(f"architecture is for a network in memory; write {architecture}@{source}")
     parsed = parse_source(source)
-    if parsed.px is not None and crop_px not in (None, parsed.px):
-        raise UserError(f"{source}: images have {crop_px} px here; leave @{parsed.px} out")
-    if parsed.px is not None:
-        check_side(parsed.text, parsed.px)
-    if parsed.scheme == "join" and crop_px is not None:
-        raise UserError(f"{source}: a join is not trained, and each part has a size; name one part")
+    _check_size(parsed, crop_px)
     if parsed.scheme in HUBS:
         parsed = replace(fetch(parsed), px=parsed.px)
     is_run = parsed.scheme == "sslpipe" and (parsed.path / "recipe.json").exists()
     if checkpoint is not None and not is_run:
         raise UserError(f"--checkpoint={checkpoint!r} is for a run directory; {source} is not one")
     if parsed.scheme == "join":
-        model = join([load_backbone(part.text) for part in parsed.parts], parsed.text)
-    elif parsed.scheme == "sslpipe":
-        if is_run:
-            model = load_run(parsed.path, checkpoint=checkpoint)
-        else:
-            model = _load_export(parsed.path)
-        model = model if parsed.px is None else at_size(model, parsed.px, parsed.text)
-    else:
-        px = crop_px if parsed.px is None else parsed.px
-        model = _load_weights(parsed, component, px)
-    return model
+        return join([load_backbone(part.text) for part in parsed.parts], parsed.text)
+    if parsed.scheme != "sslpipe":
+        return _load_weights(parsed, component, parsed.px or crop_px)
+    model = load_run(parsed.path, checkpoint=checkpoint) if is_run else _load_export(parsed.path)
+    return model if parsed.px is None else at_size(model, parsed.px, parsed.text)
+
+
+def _check_size(source: Source, crop_px: int | None) -> None:
+    """Raise UserError where a source cannot have images of the size that is wanted."""
+    if source.px is not None:
+        if crop_px not in (None, source.px):
+            raise UserError(f"{source.text}: images have {crop_px} px here; leave @{source.px} out")
+        check_side(source.text, source.px)
+    if source.scheme == "join" and crop_px is not None:
+        raise UserError(
+            f"{source.text}: a join is not trained, and each part has a size; name one part"
+        )
 
 
 def _as_trained(model: FrozenBackbone) -> FrozenBackbone:

@@ -43,29 +43,12 @@ def open_init(
         if checkpoint is not None:
             raise UserError(f"--checkpoint={checkpoint!r} is for an --init that is a run directory")
         return source
-    if run_dir is not None and (run_dir / KEPT).exists():
-        kept = init_facts(read_folder(run_dir / KEPT))["source"]
-        # of a run: is the named checkpoint the one that was taken?
-        if kept == str(source) and not (checkpoint and Path(str(source)).exists()):
-            return None  # it may have gone since, and a hub may be out of reach
+    if run_dir is not None and _keeps(run_dir, str(source), checkpoint):
+        return None  # it may have gone since, and a hub may be out of reach
     parsed = None if isinstance(source, nn.Module) else parse_source(source)
-    component = recipe.backbone and with_channels(recipe.backbone, None)  # see `fit_channels`
-    load = partial(
-        load_backbone,
-        source,
-        checkpoint=checkpoint,
-        crop_px=_eval_crop_px(recipe, None if parsed is None else parsed.px),
-    )
-    try:
-        model = load(component=component)
-    except WeightsError as error:
-        if recipe.backbone is None or recipe._backbone_overrides:
-            raise
-        try:  # they may name, or show by their keys, a backbone of their own
-            model = load()
-        except UserError:
-            raise error from None
-    if model.config.is_join and not (parsed and parsed.scheme == JOIN):
+    crop_px = _eval_crop_px(recipe, None if parsed is None else parsed.px)
+    model = _load_fitting(recipe, source, checkpoint=checkpoint, crop_px=crop_px)
+    if model.config.is_join and (parsed is None or parsed.scheme != JOIN):
         model = first_part(model)
     facts = model.config.facts
     if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter
@@ -74,6 +57,37 @@ def open_init(
         report |= {key: facts[key] for key in kept_facts if key in facts}
         model.update_config(facts={"init": report})
     return model
+
+
+def _keeps(run_dir: Path, source: str, checkpoint: str | None) -> bool:
+    """Return whether a run keeps a start that was read from this source."""
+    if not (run_dir / KEPT).exists():
+        return False
+    # of a run: is the named checkpoint the one that was taken?
+    is_of_run = checkpoint is not None and Path(source).exists()
+    return bool(init_facts(read_folder(run_dir / KEPT))["source"] == source) and not is_of_run
+
+
+def _load_fitting(
+    recipe: RunRecipe,
+    source: nn.Module | str | Path,
+    *,
+    checkpoint: str | None,
+    crop_px: int | None,
+) -> FrozenBackbone:
+    """Load weights of the recipe's backbone, or of one that they name, or show by their keys."""
+    load = partial(load_backbone, source, checkpoint=checkpoint, crop_px=crop_px)
+    if recipe.backbone is None:
+        return load()
+    try:
+        return load(component=with_channels(recipe.backbone, None))  # see `fit_channels`
+    except WeightsError as error:
+        if recipe._backbone_overrides:
+            raise
+        try:
+            return load()
+        except UserError:
+            raise error from None
 
 
 def _eval_crop_px(recipe: RunRecipe, named_px: int | None) -> int | None:

@@ -22,6 +22,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -115,7 +116,7 @@ def export_backbone(
         _check_free(out, overwrite=overwrite)  # another export may have written it meanwhile
         folder = scratch / "export"
         folder.mkdir()
-        noise, expected = _proof(model)
+        proof = _proof(model)
         written = {}
         usages = {}
         if INT8 in formats and images is not None:
@@ -127,47 +128,63 @@ def export_backbone(
             if found is not None:
                 found(INT8, agreement)
         formats = [name for name in formats if name != INT8]
-        for number, name in enumerate(formats, 1):
-            say(f"write {name}, {number} of {len(formats)}")
-            written[name] = FORMATS[name].write(model, folder)
-        if formats:
-            say("prove them in a clean process")
-            _prove(model, folder, formats, noise=noise, expected=expected)
-        for name in [name for name in written if with_preprocessing and name.startswith("onnx")]:
-            say(f"put preprocessing into {name}")
-            path = add_preprocessing(written[name], model.view)
-            written[f"{name}-pixels"] = path
-            usages[f"{name}-pixels"] = onnx_usage(path.name)
+        written |= _write_proved(model, formats, folder, proof, say)
+        if with_preprocessing:
+            for name in [name for name in written if name.startswith("onnx")]:
+                say(f"put preprocessing into {name}")
+                path = add_preprocessing(written[name], model.view)
+                written[f"{name}-pixels"] = path
+                usages[f"{name}-pixels"] = onnx_usage(path.name)
         usages |= {name: usage_lines(name, model) for name in formats}
-        config = model.config.model_dump(mode="json")
-        card = model_card(config, usages, None if model.whitening is None else model.num_encoded)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        for part in (folder / "timm", folder / "hf", folder):  # each can be used alone
-            if part.is_dir():
-                (part / SUMS).write_text(sha256_sums(part))
+        _write_card_and_sums(model, folder, usages)
         if out.exists():
             shutil.move(out, scratch / "replaced")
         folder.replace(out)
         return {name: out / path.relative_to(folder) for name, path in written.items()}
 
 
-def _prove(
+class _Proof(NamedTuple):
+    """Fixed noise, and the `outputs` of a backbone that each format must have."""
+
+    images: Tensor
+    expected: Tensor
+
+
+def _write_proved(
     model: FrozenBackbone,
-    folder: Path,
     formats: Sequence[str],
-    *,
-    noise: Tensor,
-    expected: Tensor,
-) -> None:
-    """Raise ExportError where a format, reloaded, has other features of noise than `expected`."""
+    folder: Path,
+    proof: _Proof,
+    say: Callable[[str], None],
+) -> dict[str, Path]:
+    """Write formats. Raises: ExportError: one, reloaded, has other features of the noise."""
+    written = {}
+    for number, name in enumerate(formats, 1):
+        say(f"write {name}, {number} of {len(formats)}")
+        written[name] = FORMATS[name].write(model, folder)
+    if not formats:
+        return {}
+    say("prove them in a clean process")
+    expected = proof.expected
     encoded = expected if model.whitening is None else model.whitening.apply(expected)
-    for name, reloaded in read_outputs(folder, formats, noise).items():
+    for name, reloaded in read_outputs(folder, formats, proof.images).items():
         _compare(
             name,
             reloaded,
             encoded if FORMATS[name].flattens else expected,
             normalised=model.backbone.normalize and name in ("timm", "hf"),
         )
+    return written
+
+
+def _write_card_and_sums(model: FrozenBackbone, folder: Path, usages: dict[str, str]) -> None:
+    """Write README.md and SHA256SUMS; each library's folder has sums too, and can be used alone."""
+    config = model.config.model_dump(mode="json")
+    card = model_card(config, usages, None if model.whitening is None else model.num_encoded)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    for part in (folder / "timm", folder / "hf", folder):
+        if part.is_dir():
+            (part / SUMS).write_text(sha256_sums(part))
 
 
 def _check_free(out: Path, *, overwrite: bool) -> None:
@@ -244,8 +261,8 @@ def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str
     return list(dict.fromkeys(name for name in (*everything, *formats) if name != "all"))
 
 
-def _proof(model: FrozenBackbone) -> tuple[Tensor, Tensor]:
-    """Return fixed noise and its `outputs`. Raises: ExportError, where they prove nothing."""
+def _proof(model: FrozenBackbone) -> _Proof:
+    """Compute what formats are compared by. Raises: ExportError, where it proves nothing."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(PROOF_IMAGES, *model.view.image_shape, generator=generator)
     with torch.no_grad():
@@ -255,7 +272,7 @@ def _proof(model: FrozenBackbone) -> tuple[Tensor, Tensor]:
             f"the features of {model.name} are not finite, or all zero: its weights are damaged "
             "or diverged; export other weights"
         )
-    return images, expected
+    return _Proof(images, expected)
 
 
 def _compare(

@@ -15,6 +15,7 @@ from sslpipe.errors import WeightsError, did_you_mean, one_line, shown
 from sslpipe.files import parse_object
 
 Scheme = Literal["sslpipe", "path", "timm", "torchvision", "hf-hub", "join"]
+LOCAL = "local-dir:"  # before a folder, as timm has it
 HUBS = ("timm", "torchvision", "hf-hub")  # need a network, or what was downloaded before
 
 # weights of a folder, the first that is there; then the only file of these kinds
@@ -77,14 +78,10 @@ def parse_source(text: str | Path) -> Source:
             "timm:NAME, torchvision:NAME or hf-hub:OWNER/NAME, or a network (torch.nn.Module) in "
             "memory; a state dict goes into its network, or to a file, first"
         )
-    path = Path(text)
     text = str(text)
-    if path.exists():
-        return _of_files(text, path)
-    named = _NAMED.fullmatch(text)
-    file = None if named is None else Path(named[2].removeprefix("local-dir:"))
-    if named is not None and file is not None and file.exists():
-        return _of_files(text, file, kind=named[1])
+    found = _file_of(text)
+    if found is not None:
+        return _of_files(text, *found)
     words = _joined(text)
     if len(words) > 1 and all(words):
         parts = tuple(parse_source(part) for part in words)
@@ -97,24 +94,30 @@ def parse_source(text: str | Path) -> Source:
         if whole.px is not None:
             raise WeightsError(f"{text} names two sizes; write one, as in {sized[1]}")
         return replace(whole, text=text, px=int(sized[2]))
-    scheme, _, rest = text.partition(":")
-    if scheme in HUBS and rest:
-        return Source(text, scheme, name=rest)  # type: ignore[arg-type]
-    if scheme == "local-dir":
-        path = Path(rest)
-    elif file is not None:
-        path = file
-    if path.exists():
-        return _of_files(text, path)
+    scheme, _, name = text.partition(":")
+    if scheme in HUBS and name:
+        return Source(text, scheme, name=name)  # type: ignore[arg-type]
+    named = _NAMED.fullmatch(text)
+    missing = Path((text if named is None else named[2]).removeprefix(LOCAL))
     is_name = re.fullmatch(r"\w[\w-]*", text) is not None
     by_name = f"; a network by its name is timm:{text} or torchvision:{text}" * is_name
     raise WeightsError(
-        f"{text} is neither an export nor a run, nor other weights: there is no {path}"
+        f"{text} is neither an export nor a run, nor other weights: there is no {missing}"
         f"{by_name}; a source of weights is {EXPECTED}"
     )
 
 
-def _of_files(text: str, path: Path, kind: str | None = None) -> Source:
+def _file_of(text: str) -> tuple[Path, str | None] | None:
+    """Return the file or folder that FILE or KIND@FILE names, and KIND; None: it is not there."""
+    named = _NAMED.fullmatch(text)
+    for name, kind in ((text, None), *([] if named is None else [(named[2], named[1])])):
+        path = name.removeprefix(LOCAL)
+        if path and Path(path).exists():
+            return Path(path), kind
+    return None
+
+
+def _of_files(text: str, path: Path, kind: str | None) -> Source:
     """Return the source of a file or folder that exists, of the `kind` of network that is named.
 
     Raises:
@@ -194,15 +197,9 @@ def _joined(text: str) -> list[str]:
 
 
 def _is_path(text: str) -> bool:
-    """Return whether a source without its size, or without its KIND, is a path that exists."""
+    """Return whether a source, or one without its size, is a path that exists."""
     sized = _SIZED.fullmatch(text)
-    for source in (text, "" if sized is None else sized[1]):
-        named = _NAMED.fullmatch(source)
-        for path in (source, "" if named is None else named[2]):
-            path = path.removeprefix("local-dir:")
-            if path and Path(path).exists():
-                return True
-    return False
+    return _file_of(text) is not None or (sized is not None and _file_of(sized[1]) is not None)
 
 
 def check_file(path: Path, most_bytes: int | None = None) -> None:
