@@ -64,7 +64,7 @@ def _keeps(run_dir: Path, source: str, checkpoint: str | None) -> bool:
     if not (run_dir / KEPT).exists():
         return False
     # of a run: is the named checkpoint the one that was taken?
-    is_of_run = checkpoint is not None and Path(source).exists()
+    is_of_run = bool(checkpoint) and Path(source).exists()
     return bool(init_facts(read_folder(run_dir / KEPT))["source"] == source) and not is_of_run
 
 
