@@ -75,30 +75,42 @@ def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
     deciding = [each for each in evaluation.get("against", ()) if each["primary"]]
     networks = [each for each in deciding if each["against"] not in BASELINES]
     if deciding:
-        best = max(networks or deciding, key=lambda each: each["against_value"])
-        form = ", flattened" if best["whitened"] else ""  # both are, each by its own power
-        return Alternative(
-            name=BASELINES.get(best["against"], best["against"]),
-            is_start=best["start"],
-            is_baseline=best["against"] in BASELINES,
-            answer=best["answer"],
-            measure=_named(best["measure"]) + form,
-            difference=best["difference"],
-            interval95=tuple(best["interval95"]),
-            unit=best["unit"],
-            tested=best["count"],
-            value=best["against_value"],
-            because=held_back(best),
-            flattened=best["whitened"],
-        )
+        return _other_network(max(networks or deciding, key=lambda each: each["against_value"]))
     compared = evaluation.get("comparisons", ())
     if not compared:
         return None
     # kNN as the features are, or what there is
     same = [c for c in compared if (c["column"], c["whitened"]) == (KNN, False)] or compared[:1]
-    best = max(same, key=lambda each: each["baseline_value"])
+    return _baseline(max(same, key=lambda each: each["baseline_value"]), evaluation)
+
+
+def _other_network(best: Mapping[str, Any]) -> Alternative:
+    """Return a comparison that decides: with another network, or with a baseline."""
+    form = ", flattened" if best["whitened"] else ""  # both are, each by its own power
+    return Alternative(
+        name=BASELINES.get(best["against"], best["against"]),
+        is_start=best["start"],
+        is_baseline=best["against"] in BASELINES,
+        answer=best["answer"],
+        measure=_named(best["measure"]) + form,
+        difference=best["difference"],
+        interval95=tuple(best["interval95"]),
+        unit=best["unit"],
+        tested=best["count"],
+        value=best["against_value"],
+        because=held_back(best),
+        flattened=best["whitened"],
+    )
+
+
+def _baseline(best: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Alternative:
+    """Return a comparison with a baseline: whether it is clear, all measures say together."""
     names = ("features", "baseline")
-    alike = [each for each in compared if all(each[name] == best[name] for name in names)]
+    alike = [
+        each
+        for each in evaluation["comparisons"]
+        if all(each[name] == best[name] for name in names)
+    ]
     clear = best in clear_comparisons(alike)
     by_chance = "" if clear or not excludes_zero(best["interval95"]) else NOT_CLEAR
     answer = "better" if best["difference"] > 0 else "worse"

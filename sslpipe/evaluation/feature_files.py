@@ -77,16 +77,8 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     if not os.path.lexists(path):
         why = "there is no such file; write it with `sslpipe embed`"
         raise DataError(f"cannot read embeddings from {path}: {why}")
-    facts: dict[str, Any] = {}
-    text = None
     try:
-        open_regular(path).close()
-        if path.suffix == ".npy":
-            tensors = {"features": torch.from_numpy(load_array(str(path)))}
-        elif path.suffix == ".npz":
-            tensors, text, facts = _read_npz(path)
-        else:
-            tensors, text = _read_safetensors(path)
+        tensors, text, facts = _read_tensors(path)
     except DataError:
         raise
     except UNREADABLE as error:
@@ -197,15 +189,21 @@ def _known_names(path: Path, held: Sequence[str]) -> set[str]:
     return {*held} & _NAMES
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
+def _read_tensors(path: Path) -> tuple[dict[str, Tensor], str | None, dict[str, Any]]:
+    """Read numbers, the text of our facts, and the facts that another program's texts are."""
+    open_regular(path).close()
+    if path.suffix == ".npy":
+        return {"features": torch.from_numpy(load_array(str(path)))}, None, {}
+    if path.suffix == ".npz":
+        return _read_npz(path)
     with safetensors.safe_open(str(path), framework="pt") as file:
         metadata = file.metadata() or {}
         names = _known_names(path, file.keys())
-        return {name: file.get_tensor(name) for name in names}, metadata.get("facts")
+        return {name: file.get_tensor(name) for name in names}, metadata.get("facts"), {}
 
 
 def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None, dict[str, Any]]:
-    """Read numbers, the text of our facts, and the facts that another program's texts are."""
+    """Do `_read_tensors` of a .npz."""
     # opened here: numpy leaves a file open that it cannot read
     with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
         names = _known_names(path, file.files)

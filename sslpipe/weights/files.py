@@ -98,24 +98,9 @@ def read_tree(path: Path) -> tuple[Tree, str]:
 
 
 def _read_file(path: Path) -> Tree:
+    """Read the table of a file. Raises: WeightsError."""
     try:
-        with path.open("rb") as file:
-            head = file.read(len(_POINTER))
-        if head == _POINTER:
-            raise WeightsError(
-                f"{path} is a pointer of git LFS, not the file itself; in that repository run: "
-                "git lfs pull"
-            )
-        if path.suffix == ".safetensors" or head[8:9] == b"{":
-            return dict(load_file(path))
-        is_zip = zipfile.is_zipfile(path)
-        if is_zip and _is_program(path):
-            raise WeightsError(
-                f"{path} is a program, of TorchScript or torch.export, and nothing is run; name "
-                "the export or the state dict that it was made from"
-            )
-        with torch.serialization.safe_globals([argparse.Namespace, *_stand_ins()]):
-            tree = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        tree = _load(path)
     except WeightsError:
         raise
     except OSError as error:
@@ -135,7 +120,6 @@ def _read_file(path: Path) -> Tree:
         tree = dict(enumerate(tree))
     if not isinstance(tree, Mapping):
         raise WeightsError(f"{path} holds a {type(tree).__name__}, not a table of named tensors")
-    tree = {str(key): value for key, value in tree.items()}
     # a view of stride 0 claims more numbers than the file has
     dense = sum(t.numel() * t.element_size() for t in _dense(tree))
     size = path.stat().st_size
@@ -144,7 +128,28 @@ def _read_file(path: Path) -> Tree:
             f"{path} claims {dense:,} bytes of tensors in {size:,}: views repeat their numbers; "
             "save contiguous tensors"
         )
-    return tree
+    return {str(key): value for key, value in tree.items()}
+
+
+def _load(path: Path) -> Any:
+    """Read a file as its kind is read; raises whatever its reader does."""
+    with path.open("rb") as file:
+        head = file.read(len(_POINTER))
+    if head == _POINTER:
+        raise WeightsError(
+            f"{path} is a pointer of git LFS, not the file itself; in that repository run: "
+            "git lfs pull"
+        )
+    if path.suffix == ".safetensors" or head[8:9] == b"{":
+        return load_file(path)
+    is_zip = zipfile.is_zipfile(path)
+    if is_zip and _is_program(path):
+        raise WeightsError(
+            f"{path} is a program, of TorchScript or torch.export, and nothing is run; name "
+            "the export or the state dict that it was made from"
+        )
+    with torch.serialization.safe_globals([argparse.Namespace, *_stand_ins()]):
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
 
 
 class _Value:
