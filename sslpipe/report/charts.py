@@ -38,6 +38,12 @@ class Series(NamedTuple):
     colour: str = "var(--series-1)"  # a CSS value
 
     @property
+    def finite(self) -> "Series":
+        """Without its gaps."""
+        there = np.isfinite(self.y)
+        return self._replace(x=self.x[there], y=self.y[there])
+
+    @property
     def rows(self) -> list[dict[str, float | None]]:
         """The points; a gap has no y."""
         points = zip(self.x.tolist(), self.y.tolist(), strict=True)
@@ -51,40 +57,39 @@ def line_chart(title: str, series: Sequence[Series], *, within: tuple[float, ...
     """
     shown = [thinned(each) for each in series if np.isfinite(each.y).any()]
     several = len(series) > 1
-    spec = None
     said = []
     lasts = []
     for each in shown:
-        there = np.isfinite(each.y)
-        (begin, end), (first, last) = (
-            map(number, one[there][[0, -1]].tolist()) for one in each[1:3]
-        )
-        lasts.append(f"{each.name} " * several + last)
-        said.append(f"{each.name} {first} at {begin}, {last} at {end}")
-    if shown:
-        rows = [
-            {"s": s, "n": each.name, **row} for s, each in enumerate(shown) for row in each.rows
-        ]
-        both = np.array([*(row["y"] for row in rows if row["y"] is not None), *within])
-        room = 0.05 * float(np.ptp(both)) or 0.1 * abs(float(both[0])) or 1e-6
-        lines = render(
-            "charts.lines",
-            title=title,
-            rows=rows,
-            shown=shown,
-            domain=[float(both.min()) - room, float(both.max()) + room],
-            dots=max(len(each.x) for each in shown) <= MOST_DOTS,
-        )
-        spec = json.loads(lines)
+        x = each.finite.x.tolist()
+        y = each.finite.y.tolist()
+        last = number(y[-1])
+        lasts.append(f"{each.name} {last}" if several else last)
+        said.append(f"{each.name} {number(y[0])} at {number(x[0])}, {last} at {number(x[-1])}")
     return render(
         "chart",
         title=title,
         last=", ".join(lasts) if shown else "no finite value",
         alt=f"{title}: " + "; ".join(said),  # for those who do not see it
-        spec=spec,
+        spec=_lines(title, shown, within) if shown else None,
         keys=[(s.name, s.colour, "") for s in series if several and shown],
         kind="chart",
     )
+
+
+def _lines(title: str, shown: Sequence[Series], within: tuple[float, ...]) -> object:
+    """Specify lines of which each has a finite number."""
+    rows = [{"s": s, "n": each.name, **row} for s, each in enumerate(shown) for row in each.rows]
+    both = np.array([*(row["y"] for row in rows if row["y"] is not None), *within])
+    room = 0.05 * float(np.ptp(both)) or 0.1 * abs(float(both[0])) or 1e-6
+    lines = render(
+        "charts.lines",
+        title=title,
+        rows=rows,
+        shown=shown,
+        domain=[float(both.min()) - room, float(both.max()) + room],
+        dots=max(len(each.x) for each in shown) <= MOST_DOTS,
+    )
+    return json.loads(lines)
 
 
 def scatter(

@@ -1,11 +1,12 @@
 """The HTML file of one run: which sections it has, and what each needs."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from markupsafe import Markup
 
-from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import UserError
 from sslpipe.evaluation.vectors import Features
 from sslpipe.evaluation.verdict import LINEAR, RECALL
@@ -14,6 +15,7 @@ from sslpipe.report.charts import CHARTS, SPEED_CHARTS, charts
 from sslpipe.report.embeddings import (
     EMBED,
     RANDOM_QUERIES,
+    Neighbours,
     embedding_map,
     found_neighbours,
 )
@@ -58,39 +60,14 @@ def build_page(
     Raises:
         UserError: The embeddings are of another data set.
     """
-    evaluation = run.evaluation
-    queries, bank = (
-        each and each._replace(split=_split_of(index, each)) for each in (queries, bank)
-    )
+    queries = _with_split(queries, index)
+    bank = _with_split(bank, index)
     neighbours = found_neighbours(run, queries, bank)
-    split = shown_split(run)
-    command = EMBED.format(split)
-    no_embeddings = render(
-        "missing", text=f"No embeddings of the {split} split yet.", command=command
-    )
     builders: dict[str, Callable[[], Markup]] = {
-        "Results": lambda: render(
-            "run.results",
-            run=run,
-            table=evaluation and result_table(evaluation),
-            leakage=evaluation and leakage(evaluation),
-            others_title=OTHER_MEASURES,
-            others=evaluation and task_tables(evaluation),
-        ),
-        "Nearest neighbours": lambda: (
-            render(
-                "embeddings.neighbours",
-                images=queries.split is not None,
-                found=neighbours,
-                random=RANDOM_QUERIES,
-                among_test=bank is None and searched_split(run) != split,
-                embed=EMBED.format(searched_split(run)),
-            )
-            if queries
-            else no_embeddings
-        ),
-        "Embedding map": lambda: embedding_map(run, queries) if queries else no_embeddings,
-        "Confusion": lambda: confusion(evaluation, run.classes) if evaluation else NEEDS_RESULTS,
+        "Results": partial(_results, run),
+        "Nearest neighbours": partial(_neighbours, run, queries, bank, neighbours),
+        "Embedding map": partial(_map, run, queries),
+        "Confusion": partial(_confusion, run),
         "Training": lambda: render("run.training", charts=charts(run, CHARTS), run=run),
         "Views": lambda: render("run.views", uri=png_uri(run.views_png) if run.views_png else ""),
         "Alarms": lambda: render("run.alarms", run=run),
@@ -98,7 +75,7 @@ def build_page(
         "Quarantine": lambda: render("run.quarantine", run=run),
         "Settings": lambda: render("run.settings", run=run),
     }
-    if not (evaluation or run.data["classes"]):  # nothing to compare with
+    if not (run.evaluation or run.data["classes"]):  # nothing to compare with
         del builders["Confusion"]
     sections = {}
     for name, build in builders.items():
@@ -108,6 +85,50 @@ def build_page(
     picture = render("embeddings.first", found=neighbours) if neighbours else ""
     caption = index.image_type.caption if index else ""
     return html_page(run.recipe["name"], header(run, picture, caption), sections, opened=opened)
+
+
+def _results(run: RunFiles) -> Markup:
+    """Show the tables of eval.json, if there is one."""
+    evaluation = run.evaluation
+    return render(
+        "run.results",
+        run=run,
+        table=evaluation and result_table(evaluation),
+        leakage=evaluation and leakage(evaluation),
+        others_title=OTHER_MEASURES,
+        others=evaluation and task_tables(evaluation),
+    )
+
+
+def _neighbours(
+    run: RunFiles, queries: Features | None, bank: Features | None, found: Neighbours | None
+) -> Markup:
+    """Show what was found beside some test images."""
+    if queries is None:
+        return _no_embeddings(run)
+    return render(
+        "embeddings.neighbours",
+        images=queries.split is not None,
+        found=found,
+        random=RANDOM_QUERIES,
+        among_test=bank is None and searched_split(run) != shown_split(run),
+        embed=EMBED.format(searched_split(run)),
+    )
+
+
+def _map(run: RunFiles, queries: Features | None) -> Markup:
+    return _no_embeddings(run) if queries is None else embedding_map(run, queries)
+
+
+def _no_embeddings(run: RunFiles) -> Markup:
+    """Say how to make them."""
+    split = shown_split(run)
+    text = f"No embeddings of the {split} split yet."
+    return render("missing", text=text, command=EMBED.format(split))
+
+
+def _confusion(run: RunFiles) -> Markup:
+    return confusion(run.evaluation, run.classes) if run.evaluation else NEEDS_RESULTS
 
 
 def shown_split(run: RunFiles) -> str:
@@ -174,13 +195,13 @@ def confusion(evaluation: Tree, classes: list[str]) -> Markup:
     )
 
 
-def _split_of(index: DatasetIndex | None, features: Features | None) -> Split | None:
-    """The split that was embedded. Raises: UserError where --data is another data set."""
+def _with_split(features: Features | None, index: DatasetIndex | None) -> Features | None:
+    """Add the split that was embedded. Raises: UserError where --data is another data set."""
     if index is None or features is None:
-        return None
+        return features
     if not index.has_sha256(features.facts.get("data_sha256")):
         raise UserError(
             "--data is not the data set of the run's features (its sha256 is another one); embed "
             "it again with `sslpipe embed`"
         )
-    return index.split(str(features.facts["split"]))
+    return features._replace(split=index.split(str(features.facts["split"])))
