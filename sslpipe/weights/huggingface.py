@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import RecipeError, WeightsError, one_line, shown
 from sslpipe.models.backbones import backbone_settings
 from sslpipe.models.libraries import image_config, model_class, open_clip_library
-from sslpipe.registry import REFUSALS
 from sslpipe.registry.schema import SparseSettings
 from sslpipe.weights.source import MOST_JSON_BYTES, check_file
-from sslpipe.weights.views import make_view, unknown_view
+from sslpipe.weights.views import StatedView, unknown_view
 
 Config = Mapping[str, Any]
 Tensors = dict[str, Tensor]
@@ -140,33 +138,23 @@ def open_clip_component(config: Config, what: str) -> SparseSettings:
     return backbone_settings("open_clip/custom", settings)
 
 
-def open_clip_view(
-    what: str, crop_px: int | None, component: SparseSettings, config: Config
-) -> tuple[EvalView, list[str]]:
-    """Make the view of an open_clip model; `config`: its open_clip_config.json, or {}."""
+def open_clip_view(component: SparseSettings, config: Config) -> StatedView:
+    """Read the view of an open_clip model; `config`: its open_clip_config.json, or {}."""
     stated = config.get("preprocess_cfg") or {}
-    try:
-        vision = component.arguments.get("vision")
-        if vision is None:
-            name = component.kind.partition("/")[2]
-            vision = open_clip_library().get_model_config(name)["vision_cfg"]
-        mode = str(stated.get("resize_mode", "shortest"))
-        view, notes = make_view(
-            what,
-            crop_px,
-            size=_whole({"image_size": 224, **vision}, "image_size"),
-            mean=stated.get("mean", _OPENAI_MEAN),
-            std=stated.get("std", _OPENAI_STD),
-            interpolation=str(stated.get("interpolation", "bicubic")),
-            squash=mode == "squash",
-        )
-    except WeightsError:
-        raise
-    except REFUSALS as error:
-        raise WeightsError(f"{what}: its {OPEN_CLIP} is garbled: {error!r}") from error
-    if mode not in ("shortest", "squash"):
-        notes.append(f"images are cropped in the centre, not by the model's {mode!r}")
-    return view, notes
+    vision = component.arguments.get("vision")
+    if vision is None:
+        name = component.kind.partition("/")[2]
+        vision = open_clip_library().get_model_config(name)["vision_cfg"]
+    mode = str(stated.get("resize_mode", "shortest"))
+    note = f"images are cropped in the centre, not by the model's {mode!r}"
+    return StatedView(
+        size=_whole({"image_size": 224, **vision}, "image_size"),
+        mean=stated.get("mean", _OPENAI_MEAN),
+        std=stated.get("std", _OPENAI_STD),
+        interpolation=str(stated.get("interpolation", "bicubic")),
+        squash=mode == "squash",
+        notes=() if mode in ("shortest", "squash") else (note,),
+    )
 
 
 def _whole(config: Config, key: str) -> int:
@@ -179,42 +167,32 @@ def _whole(config: Config, key: str) -> int:
     return int(sides[0])
 
 
-def transformers_view(
-    what: str, crop_px: int | None, config: Config, stated: Config
-) -> tuple[EvalView, list[str]]:
-    """Make the view of a folder of transformers; `stated`: its image processor, if any."""
-    name = "image processor" if stated else "config.json"
-    try:
-        if not stated:
-            return unknown_view(what, crop_px, _whole({"image_size": 224, **config}, "image_size"))
-        size = _sides(stated.get("size", 224))
-        crop = _sides(stated.get("crop_size", 224))
-        cropped = bool(stated.get("do_center_crop", False))
-        share = stated.get("crop_pct")  # of ConvNeXt: a crop below 384 px, squashed from there on
-        if share is not None and size < (384,):
-            cropped = True
-            crop = size
-            size = (int(size[0] / float(share)),)
-        if stated.get("do_flip_channel_order"):
-            raise WeightsError(
-                f"{what}: its image processor gives blue, green, red, and views here red, green, "
-                "blue; name other weights"
-            )
-        mean, std = _mean_and_std(stated)
-        return make_view(
-            what,
-            crop_px,
-            size=crop[0] if cropped else size[0],
-            resize=size[0],
-            mean=mean,
-            std=std,
-            interpolation=_PIL[int(stated.get("resample", 2))],
-            squash=len(size) == 2 or (share is not None and not cropped),
+def transformers_view(what: str, config: Config, stated: Config) -> StatedView:
+    """Read the view of a folder of transformers; `stated`: its image processor, if any."""
+    if not stated:
+        return unknown_view(_whole({"image_size": 224, **config}, "image_size"))
+    size = _sides(stated.get("size", 224))
+    crop = _sides(stated.get("crop_size", 224))
+    cropped = bool(stated.get("do_center_crop", False))
+    share = stated.get("crop_pct")  # of ConvNeXt: a crop below 384 px, squashed from there on
+    if share is not None and size < (384,):
+        cropped = True
+        crop = size
+        size = (int(size[0] / float(share)),)
+    if stated.get("do_flip_channel_order"):
+        raise WeightsError(
+            f"{what}: its image processor gives blue, green, red, and views here red, green, blue; "
+            "name other weights"
         )
-    except WeightsError:
-        raise
-    except REFUSALS as error:
-        raise WeightsError(f"{what}: its {name} is garbled: {error!r}") from error
+    mean, std = _mean_and_std(stated)
+    return StatedView(
+        size=crop[0] if cropped else size[0],
+        resize=size[0],
+        mean=mean,
+        std=std,
+        interpolation=_PIL[int(stated.get("resample", 2))],
+        squash=len(size) == 2 or (share is not None and not cropped),
+    )
 
 
 def _mean_and_std(stated: Config) -> tuple[list[float], list[float]]:

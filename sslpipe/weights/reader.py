@@ -17,6 +17,7 @@ from sslpipe.models.backbones import RGB_CHANNELS, Backbone, backbone_settings, 
 from sslpipe.models.channels import first_convolution
 from sslpipe.models.limits import TooLarge, sketch, within_memory
 from sslpipe.models.transfer import Tensors
+from sslpipe.registry import REFUSALS
 from sslpipe.registry.schema import SparseSettings
 from sslpipe.weights.files import read_tree
 from sslpipe.weights.fit import AVERAGED_NORM, Report, check_tensors, fit_tensors
@@ -39,7 +40,13 @@ from sslpipe.weights.layouts import (
     open_checkpoint,
 )
 from sslpipe.weights.source import VECTORS, Source
-from sslpipe.weights.views import timm_view, torchvision_view, unknown_view
+from sslpipe.weights.views import (
+    StatedView,
+    timm_view,
+    torchvision_view,
+    unknown_view,
+    usual_timm_view,
+)
 
 # arguments in timm's config.json that a backbone has not, or whose place the view takes
 _NOT_BUILT = ("img_size", "in_chans", "num_classes")
@@ -95,7 +102,8 @@ def read_weights(
         encoder = nearest(opened.checkpoint, sketch, wanted.kind)
     check_tensors(encoder.tensors, what)
     # images as it knows them
-    view, more = _view(opened, theirs, tag, crop_px=crop_px, is_plain=encoder.is_plain)
+    with _naming_a_garbled_view(what):
+        view, more = _view(opened, theirs, tag, is_plain=encoder.is_plain).make(what, crop_px)
     # the network, with its weights
     with _errors_of(what, component):
         backbone, wanted = _build(wanted, view.crop_px, encoder, fixed=component is not None)
@@ -168,6 +176,18 @@ def _errors_of(what: str, component: SparseSettings | None) -> Iterator[None]:
         if component is not None:
             raise
         raise WeightsError(f"{what}: {error}") from error
+
+
+@contextmanager
+def _naming_a_garbled_view(what: str) -> Iterator[None]:
+    """Raise WeightsError where what a source says of its images is nothing to make a view of."""
+    try:
+        yield
+    except UserError:
+        raise
+    except REFUSALS as error:
+        text = str(error) if isinstance(error, ValueError) else repr(error)
+        raise WeightsError(f"{what}: its own view cannot be made: {text}") from error
 
 
 def _named_by_the_user(opened: _Opened) -> tuple[str | None, str]:
@@ -397,39 +417,30 @@ def _averages(sketch: Backbone, checkpoint: Checkpoint) -> bool:
     return has_norm and "fc_norm" in dict(sketch.network.named_children())
 
 
-def _view(
-    opened: _Opened, component: SparseSettings, tag: str, *, crop_px: int | None, is_plain: bool
-) -> tuple[EvalView, list[str]]:
-    """Make the view that the weights were trained for, or ImageNet's and say so.
+def _view(opened: _Opened, component: SparseSettings, tag: str, *, is_plain: bool) -> StatedView:
+    """Read the view that the weights were trained for, or take ImageNet's and say so.
 
     `is_plain`: without a tag, they may be the library's usual weights of this kind.
     """
     source = opened.source
     config = opened.config
-    what = source.text
     kind = component.kind
     if kind == "transformers":
-        stated = read_processor(source.path, what)
-        return transformers_view(what, crop_px, component.arguments["config"], stated)
+        processor = read_processor(source.path, source.text)
+        return transformers_view(source.text, component.arguments["config"], processor)
     if kind.startswith("open_clip/"):
-        return open_clip_view(what, crop_px, component, _read_object(source.path, OPEN_CLIP))
+        return open_clip_view(component, _read_object(source.path, OPEN_CLIP))
     if "architecture" in config:
         stated = config.get("pretrained_cfg", config)
         arguments = config.get("model_args") or {}  # a table, or it was refused
-        return timm_view(what, crop_px, stated, arguments.get("img_size"))
+        return timm_view(source.text, stated, arguments.get("img_size"))
     family, _, architecture = kind.partition("/")
+    view = None
     if family == "timm" and (is_plain or tag):
-        import timm
-
-        name = f"{architecture}.{tag}" if tag else architecture
-        if timm.models.is_model_pretrained(name):
-            of_release = timm.get_pretrained_cfg(name)
-            view, notes = timm_view(what, crop_px, of_release.to_dict())
-            said = f"the view is that of {architecture}.{of_release.tag}, timm's usual weights"
-            return view, notes if tag else [said, *notes]
+        view = usual_timm_view(source.text, architecture, tag)
     if family == "torchvision" and is_plain:
-        return torchvision_view(what, crop_px, architecture, opened.sha256)
-    return unknown_view(what, crop_px, size=own_size(component))
+        view = torchvision_view(architecture, opened.sha256)
+    return view or unknown_view(own_size(component))
 
 
 def _sketch(component: SparseSettings, crop_px: int, opened: _Opened) -> Backbone:

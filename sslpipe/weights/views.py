@@ -2,131 +2,137 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import IMAGENET_MEAN, IMAGENET_STD
 from sslpipe.errors import WeightsError, shown
 from sslpipe.models.limits import check_side
-from sslpipe.registry import REFUSALS
 
 UNKNOWN = (
     "mean, std and the crop (7/8 of the image) are ImageNet's usual ones: the source names none"
 )
 
 
-def make_view(
-    what: str,
-    crop_px: int | None,
-    *,
-    size: int = 224,
-    resize: int | None = None,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    interpolation: str = "bilinear",
-    squash: bool = False,
-) -> tuple[EvalView, list[str]]:
-    """Make a view from what a library says of its weights; and notes on what it could not take.
+@dataclass(frozen=True)
+class StatedView:
+    """What a library says of the images that its weights were trained on.
 
-    Args:
-        what: Names the source in messages.
-        crop_px: Side of the views; None: `size`, which is judged then.
-        size: Side that the weights were trained for.
-        resize: Shorter side before the crop, at `size`; at other sizes the whole shorter side is
-            seen, which finds more images of the same class (docs/graded.md).
-        mean: RGB in [0, 1].
-        std: RGB in [0, 1].
+    Attributes:
+        size: Side of the images.
+        resize: Shorter side before the crop, at `size`; None: the same. At other sizes the whole
+            shorter side is seen, which finds more images of the same class (docs/graded.md).
+        mean: RGB in [0, 1], or one number.
+        std: As mean.
         interpolation: The library's name; others than bilinear and bicubic become bicubic.
         squash: See EvalView.
+        notes: What it does not say, or no view does.
     """
-    notes = []
-    mean, std = (list(each) * 3 if len(each) == 1 else each for each in (mean, std))  # of grey
-    if interpolation not in ("bilinear", "bicubic"):
-        notes.append(f"images are resized bicubically, not by the weights' own {interpolation}")
-        interpolation = "bicubic"
-    resize_px = size if resize is None else resize
-    if crop_px is None:
-        crop_px = size
-        check_side(what, size)
-        check_side(what, resize_px)
-    resize_px = crop_px if squash or crop_px != size else max(size, resize_px)
-    config = {
-        "crop_px": crop_px,
-        "resize_px": resize_px,
-        "mean": mean,
-        "std": std,
-        "interpolation": interpolation,
-        "squash": squash,
-    }
-    try:
-        return EvalView.from_config(config), notes
-    except (ValueError, TypeError) as error:
-        raise WeightsError(f"{what}: its own view cannot be made: {error}") from error
+
+    size: int = 224
+    resize: int | None = None
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
+    interpolation: str = "bilinear"
+    squash: bool = False
+    notes: tuple[str, ...] = ()
+
+    def make(self, what: str, crop_px: int | None) -> tuple[EvalView, list[str]]:
+        """Make the view; and notes on what it could not take.
+
+        Args:
+            what: Names the source in messages.
+            crop_px: Side of the views; None: `size`, which is judged then.
+        """
+        notes = list(self.notes)
+        interpolation = self.interpolation
+        if interpolation not in ("bilinear", "bicubic"):
+            text = f"images are resized bicubically, not by the weights' own {interpolation}"
+            notes.insert(0, text)
+            interpolation = "bicubic"
+        resize_px = self.size if self.resize is None else self.resize
+        if crop_px is None:
+            crop_px = self.size
+            check_side(what, crop_px)
+            check_side(what, resize_px)
+        resize_px = crop_px if self.squash or crop_px != self.size else max(crop_px, resize_px)
+        mean, std = (list(each) * 3 if len(each) == 1 else each for each in (self.mean, self.std))
+        view = EvalView(
+            crop_px=crop_px,
+            resize_px=resize_px,
+            mean=mean,
+            std=std,
+            interpolation=interpolation,  # type: ignore[arg-type]  # one of both
+            squash=self.squash,
+        )
+        return view, notes
 
 
-def unknown_view(what: str, crop_px: int | None, size: int = 224) -> tuple[EvalView, list[str]]:
-    """Make ImageNet's view for weights that name none, and say so."""
-    view, notes = make_view(what, crop_px, size=size, resize=round(size * 8 / 7))
-    return view, [UNKNOWN, *notes]
+def unknown_view(size: int = 224) -> StatedView:
+    """Return ImageNet's view, for weights that name none, with a note."""
+    return StatedView(size=size, resize=round(size * 8 / 7), notes=(UNKNOWN,))
 
 
-def timm_view(
-    what: str, crop_px: int | None, config: Mapping[str, Any], img_size: Any = None
-) -> tuple[EvalView, list[str]]:
-    """Make the view of a pretrained_cfg of timm; `img_size`: a side or two of the network's own."""
+def timm_view(what: str, config: Mapping[str, Any], img_size: Any = None) -> StatedView:
+    """Read a pretrained_cfg of timm; `img_size`: a side or two of the network's own."""
     from timm.data import resolve_data_config
 
+    # as create_transform reads it
+    if not isinstance(config, Mapping):
+        raise TypeError(f"{shown(config)} is no table")
     kinds = {"interpolation": (str,), "crop_mode": (str,), "crop_pct": (int, float)}
-    try:  # as create_transform reads it
-        if not isinstance(config, Mapping):
-            raise TypeError(f"{shown(config)} is no table")
-        for key, allowed in kinds.items():
-            value = config.get(key)
-            if value is not None and (type(value) not in allowed or value == 0):
-                raise TypeError(f"{key} = {shown(value)}")
-        data = resolve_data_config({}, pretrained_cfg=dict(config))
-        sides = data["input_size"][-2:] if img_size is None else img_size
-        height, width = (int(sides),) * 2 if isinstance(sides, int) else map(int, sides)
-        resize = math.floor(height / data["crop_pct"])
-    except REFUSALS as error:
-        raise WeightsError(f"{what}: its pretrained_cfg is garbled: {error!r}") from error
+    for key, allowed in kinds.items():
+        value = config.get(key)
+        if value is not None and (type(value) not in allowed or value == 0):
+            raise TypeError(f"{key} = {shown(value)}")
+    data = resolve_data_config({}, pretrained_cfg=dict(config))
+    sides = data["input_size"][-2:] if img_size is None else img_size
+    height, width = (int(sides),) * 2 if isinstance(sides, int) else map(int, sides)
     if height != width:
         raise WeightsError(f"{what} takes images of {height} x {width}; only square ones are made")
-    view, notes = make_view(
-        what,
-        crop_px,
+    mode = data["crop_mode"]
+    note = f"images are cropped in the centre, not by the weights' {mode!r}"
+    return StatedView(
         size=height,
-        resize=resize,
+        resize=math.floor(height / data["crop_pct"]),
         mean=data["mean"],
         std=data["std"],
         interpolation=data["interpolation"],
-        squash=data["crop_mode"] == "squash",
+        squash=mode == "squash",
+        notes=() if mode in ("center", "squash") else (note,),
     )
-    if data["crop_mode"] not in ("center", "squash"):
-        notes.append(f"images are cropped in the centre, not by the weights' {data['crop_mode']!r}")
-    return view, notes
 
 
-def torchvision_view(
-    what: str, crop_px: int | None, architecture: str, sha256: str
-) -> tuple[EvalView, list[str]]:
-    """Make the view of the release of torchvision's weights that has this file's hash."""
+def usual_timm_view(what: str, architecture: str, tag: str) -> StatedView | None:
+    """Return the view of a release of timm's weights, without a `tag` the usual one; None: none."""
+    import timm
+
+    name = f"{architecture}.{tag}" if tag else architecture
+    if not timm.models.is_model_pretrained(name):
+        return None
+    release = timm.get_pretrained_cfg(name)
+    view = timm_view(what, release.to_dict())
+    said = f"the view is that of {architecture}.{release.tag}, timm's usual weights"
+    return view if tag else replace(view, notes=(said, *view.notes))
+
+
+def torchvision_view(architecture: str, sha256: str) -> StatedView:
+    """Return the view of the release of torchvision's weights that has this file's hash."""
     import torchvision
 
     if architecture not in torchvision.models.list_models(module=torchvision.models):
-        return unknown_view(what, crop_px)  # it will be refused when it is built
+        return unknown_view()  # it will be refused when it is built
     for release in torchvision.models.get_model_weights(architecture):
         # its URL ends with the first digits of its sha256
         digits = release.url.rpartition("-")[2].partition(".")[0]
         if len(digits) >= 8 and sha256.startswith(digits):
             transforms = release.transforms()
-            return make_view(
-                what,
-                crop_px,
+            return StatedView(
                 size=transforms.crop_size[0],
                 resize=transforms.resize_size[0],
                 mean=transforms.mean,
                 std=transforms.std,
                 interpolation=transforms.interpolation.value,
             )
-    return unknown_view(what, crop_px)
+    return unknown_view()

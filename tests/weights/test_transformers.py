@@ -266,7 +266,7 @@ SEVEN_EIGHTHS = {"crop_pct": 0.875, "resample": 3}
 )  # fmt: skip
 def test_the_view_is_that_of_its_preprocessor(stated, expected):
     stated = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], **stated}
-    view, notes = transformers_view("x", None, {}, stated)
+    view, notes = transformers_view("x", {}, stated).make("x", None)
     assert (view.crop_px, view.resize_px, view.interpolation, view.squash) == expected
     assert view.mean.tolist() == pytest.approx([0.1, 0.2, 0.3])
     assert view.std.tolist() == pytest.approx([0.4, 0.5, 0.6])
