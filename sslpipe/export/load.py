@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,9 +30,10 @@ from sslpipe.models.limits import check_side
 from sslpipe.models.state import float32_by_default, module_sha256
 from sslpipe.portable import memory_is_short
 from sslpipe.recipe.reading import parse_recipe
+from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import made_with
 from sslpipe.registry.schema import SparseSettings, refusals
-from sslpipe.run.checkpoint_files import choose_checkpoint, read_state
+from sslpipe.run.checkpoint_files import State, choose_checkpoint, read_state
 from sslpipe.run.description import DataDescription, plugins_of, read_description
 from sslpipe.weights.reader import read_weights
 from sslpipe.weights.source import HUBS, Source, fetch, parse_source
@@ -231,27 +233,10 @@ def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
             raise
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from error
     # what a reader of the export should know
-    metadata = {
-        "name": recipe.name,
-        "recipe": recipe.model_dump(mode="json"),
-        "learns_classes": recipe.learns_classes,
-        "digest": identity.digest,
-        "step": state.step,
-        "data": data.model_dump(
-            include={"name", "license", "classes", "index_sha256"}, mode="json"
-        ),
-    }
-    if is_named:
-        metadata["checkpoint"] = folder.name
+    chosen = {"checkpoint": folder.name} if is_named else {}
     if reason:
-        metadata["checkpoint_reason"] = reason
-    if state.init is not None:  # the weights that the run started from
-        metadata["init"] = state.init
-    if plugins := plugins_of(run_dir):  # whoever gets an export has them elsewhere
-        metadata["plugins"] = [Path(name).name for name in plugins]
-    is_untrained = state.step == 0 and "classes_seen" not in (state.init or {})  # by any label
-    if state.classes is not None and not is_untrained:  # of a fine-tuning
-        metadata["classes_seen"] = state.classes
+        chosen["checkpoint_reason"] = reason
+    metadata = _run_metadata(run_dir, recipe, data, state, chosen)
     if (run_dir / "eval.json").exists():
         metadata |= _evaluation(run_dir / "eval.json", module_sha256(backbone))
     return FrozenBackbone.of(
@@ -261,6 +246,35 @@ def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
         facts=metadata,
         image=data.image,
     )
+
+
+def _run_metadata(
+    run_dir: Path,
+    recipe: RunRecipe,
+    data: DataDescription,
+    state: State,
+    chosen: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return what an export says of its run; `chosen`: which checkpoint, and why."""
+    metadata = {
+        "name": recipe.name,
+        "recipe": recipe.model_dump(mode="json"),
+        "learns_classes": recipe.learns_classes,
+        "digest": state.identity.digest,
+        "step": state.step,
+        "data": data.model_dump(
+            include={"name", "license", "classes", "index_sha256"}, mode="json"
+        ),
+        **chosen,
+    }
+    if state.init is not None:  # the weights that the run started from
+        metadata["init"] = state.init
+    if plugins := plugins_of(run_dir):  # whoever gets an export has them elsewhere
+        metadata["plugins"] = [Path(name).name for name in plugins]
+    is_untrained = state.step == 0 and "classes_seen" not in (state.init or {})  # by any label
+    if state.classes is not None and not is_untrained:  # of a fine-tuning
+        metadata["classes_seen"] = state.classes
+    return metadata
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
