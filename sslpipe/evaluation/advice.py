@@ -84,7 +84,7 @@ def best_alternative(evaluation: Mapping[str, Any]) -> Alternative | None:
     return _baseline(max(same, key=lambda each: each["baseline_value"]), evaluation)
 
 
-def _other_network(best: Mapping[str, Any]) -> Alternative:
+def _other_network(best: dict[str, Any]) -> Alternative:
     """Return a comparison that decides: with another network, or with a baseline."""
     form = ", flattened" if best["whitened"] else ""  # both are, each by its own power
     return Alternative(
