@@ -91,6 +91,7 @@ def read_weights(
         if wanted.kind == "transformers" and wanted == stated and source.kind is None:
             opened, dropped = _renamed_by_transformers(opened, wanted)
     encoder = find_encoder(opened.checkpoint, sketch, wanted.kind, what)
+    may_be_usual = encoder is not None and encoder.is_plain  # but not if only an fc_norm fits it
     if encoder is not None and kind is not None:
         _check_arch(opened, wanted, sketch)
     if encoder is None and component is None and _averages(sketch, opened.checkpoint):
@@ -103,7 +104,7 @@ def read_weights(
     check_tensors(encoder.tensors, what)
     # images as it knows them
     with _naming_a_garbled_view(what):
-        view, more = _view(opened, theirs, tag, is_plain=encoder.is_plain).make(what, crop_px)
+        view, more = _view(opened, theirs, tag, may_be_usual=may_be_usual).make(what, crop_px)
     # the network, with its weights
     with _errors_of(what, component):
         backbone, wanted = _build(wanted, view.crop_px, encoder, fixed=component is not None)
@@ -417,10 +418,12 @@ def _averages(sketch: Backbone, checkpoint: Checkpoint) -> bool:
     return has_norm and "fc_norm" in dict(sketch.network.named_children())
 
 
-def _view(opened: _Opened, component: SparseSettings, tag: str, *, is_plain: bool) -> StatedView:
+def _view(
+    opened: _Opened, component: SparseSettings, tag: str, *, may_be_usual: bool
+) -> StatedView:
     """Read the view that the weights were trained for, or take ImageNet's and say so.
 
-    `is_plain`: without a tag, they may be the library's usual weights of this kind.
+    `may_be_usual`: without a tag, they may be the library's usual weights of this kind.
     """
     source = opened.source
     config = opened.config
@@ -436,9 +439,9 @@ def _view(opened: _Opened, component: SparseSettings, tag: str, *, is_plain: boo
         return timm_view(source.text, stated, arguments.get("img_size"))
     family, _, architecture = kind.partition("/")
     view = None
-    if family == "timm" and (is_plain or tag):
+    if family == "timm" and (may_be_usual or tag):
         view = usual_timm_view(source.text, architecture, tag)
-    if family == "torchvision" and is_plain:
+    if family == "torchvision" and may_be_usual:
         view = torchvision_view(architecture, opened.sha256)
     return view or unknown_view(own_size(component))
 

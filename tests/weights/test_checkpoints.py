@@ -386,6 +386,8 @@ def test_a_norm_behind_the_average_makes_a_network_that_averages(tmp_path):
         expected = nn.functional.layer_norm(mean, (192,), norm.weight, norm.bias, norm.eps)
     torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-5)
     assert "average" in " ".join(model.config.facts["init"]["notes"])
+    # such a network is no release of timm's, whose view has a mean of 0.5
+    assert model.view.mean.tolist() == pytest.approx([0.485, 0.456, 0.406])
     recipes = backbone_settings(kind)
     with pytest.raises(WeightsError, match=r"backbone\.global_pool = 'avg'"):
         read_weights(parse_source(f"{kind}@{path}"), recipes, 224)
