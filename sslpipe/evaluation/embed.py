@@ -218,12 +218,16 @@ CPU_IMAGES = 16  # at least; below, some convolutions round otherwise
 
 
 def forward_in_parts(backbone: nn.Module, images: Tensor) -> Tensor:
-    """Compute features, (N, C, S, S) -> (N, F): of all at once but on a CPU."""
-    if images.device.type != "cpu":
-        features: Tensor = backbone(images)
-        return features
-    at_once = max(CPU_IMAGES, CPU_PX // (images.shape[-2] * images.shape[-1]))
-    return torch.cat([backbone(some) for some in torch.split(images, at_once)])
+    """Compute features, (N, C, S, S) -> (N, F): of all at once but on a CPU.
+
+    An autocast around it changes nothing: rows are compared with those of other calls.
+    """
+    with torch.autocast(images.device.type, enabled=False):
+        if images.device.type != "cpu":
+            features: Tensor = backbone(images)
+            return features
+        at_once = max(CPU_IMAGES, CPU_PX // (images.shape[-2] * images.shape[-1]))
+        return torch.cat([backbone(some) for some in torch.split(images, at_once)])
 
 
 def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> None:

@@ -15,9 +15,11 @@ import sslpipe
 import sslpipe.cli.embed
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.decode import decode
+from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.export.write import FORMATS, export_backbone
 from sslpipe.models.state import module_sha256
+from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import trained
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import ROOT
@@ -276,6 +278,17 @@ def test_weights_of_any_dtype_encode_to_float32(dtype, tolerance, tmp_path):
         assert rows.dtype == torch.float32
         torch.testing.assert_close(rows, expected, rtol=0, atol=tolerance * float(expected.max()))
     torch.testing.assert_close(model.float().view.mean, torch.tensor([0.4, 0.5, 0.6]))
+
+
+def test_an_autocast_around_it_changes_no_features(tmp_path):
+    """As in a loop of one's own, whose features are then compared with those of the command."""
+    model = trained()
+    data = load_index(write_dataset(tmp_path / "data", (6,)))
+    expected = model.encode(X + 9)
+    embedded = sslpipe.embed(model, data, "train").features
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model.encode(X + 9), expected)
+        assert torch.equal(sslpipe.embed(model, data, "train").features, embedded)
 
 
 def test_another_default_dtype_changes_nothing(tmp_path):
