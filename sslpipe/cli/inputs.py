@@ -108,17 +108,16 @@ def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Pat
     Raises: UserError where there is none.
     """
     from sslpipe.satellites import offered
-    from sslpipe.sharding.image_folder import walk
-    from sslpipe.sharding.sources import SUFFIXES, is_image
+    from sslpipe.sharding.sources import SUFFIXES
+    from sslpipe.sharding.walk import walk
 
     suffixes = SUFFIXES
     if image_type is None or not image_type.is_rgb8:
         suffixes += tuple(end for reader in offered("image_files") for end in reader.SUFFIXES)
-    entries = walk(folder, suffixes=suffixes).entries if folder.is_dir() else []
-    paths = [entry.path for entry in entries if not entry.reason and is_image(entry.path, suffixes)]
-    if not paths:
+    images = walk(folder, suffixes=suffixes).images(suffixes) if folder.is_dir() else []
+    if not images:
         raise UserError(f"{folder} holds no image ({', '.join(suffixes)})")
-    return paths
+    return [entry.path for entry in images]
 
 
 def images_of(places: Iterable[Path], image_type: "ImageType | None" = None) -> list[Path]:
@@ -137,8 +136,8 @@ def find_named_images(
     `say` is called with what is skipped, or looks like a slip. Raises: UserError where there is
     none.
     """
-    from sslpipe.sharding.image_folder import walk
     from sslpipe.sharding.sources import class_of
+    from sslpipe.sharding.walk import walk
 
     below = walk(folder).folders if folder.is_dir() else []
     names = [each.name for each in below if each.parent == folder]
@@ -164,7 +163,7 @@ def find_named_images(
 
 def _doubt_names(folder: Path, named: dict[str, list[Path]], say: Callable[[str], None]) -> None:
     """Report folders that are hardly those of names; `named` are the images of each."""
-    from sslpipe.sharding.image_folder import are_times
+    from sslpipe.sharding.folder_doubts import are_times
     from sslpipe.sharding.split_names import split_of
 
     if are_times(named) or all(split_of(name) for name in named):

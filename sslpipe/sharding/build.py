@@ -16,10 +16,9 @@ from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import one_at_a_time, write_atomically
 from sslpipe.sharding.arrays import MakeSamples, Samples
 from sslpipe.sharding.build_report import (
-    Group,
     Report,
+    Tally,
     check_classes,
-    group_kinds,
     merge_groups,
     write_report,
 )
@@ -110,17 +109,12 @@ def write_shards(
     if cut.split_by and not cut.test_fraction:
         raise DataError(f"--split-by={cut.split_by!r} needs --test-fraction, the share that is cut")
 
-    # every image of the source, with its label and columns
-    read = SOURCES[source] if isinstance(source, str) else source
-    images = read(replace(options, out=out))
-    check_classes({key: value.class_names() for key, value in images.items()})
-    manifest = open_manifest(out, options.name)
-    samples = Samples(images=images, columns=columns_of_images(images, options))
+    # what the samples are, and which of them lies where
+    samples = _read(source, replace(options, out=out))
     if make_samples is not None:
         samples = make_samples(samples, out / FOLDER, workers)
     cut = cut._replace(split_by=cut.split_by or samples.split_by)
-
-    # which of them lies where
+    manifest = open_manifest(out, options.name)
     classes = _classes(samples, manifest, cut)
     splits, of_cut = cut_splits(samples, classes, layout.seed, cut)
     _check_fits(manifest, splits, layout, samples.dtype)
@@ -141,44 +135,38 @@ def write_shards(
                     out, plan, workers=workers, skip_bad=skip_bad, advance=advance
                 )
 
-        # dataset.json, last
-        kind = source if isinstance(source, str) else "images in memory"
-        if kind == "torchvision":
-            kind = f"torchvision {options.name}"
-        shards = {key: own.shards for key, own in written.items()}
-        fields: dict[str, object] = {
-            "source": origin or kind,
+        # dataset.json and the report
+        fields = {
+            "source": origin or _name_of(source, options),
             "license": license or manifest.license,
             "classes": classes,
-            "splits": {**manifest.splits, **shards},
         }
-        # mean and std are train's, or the first split's while there is no train
-        if "train" in written or not manifest.splits:
-            own = written.get("train", written[plans[0].split])
-            statistics, measured = _statistics(out, own, samples.window)
-            fields |= statistics
-            notes += measured
+        manifest, measured = _write_index(
+            out, manifest.model_copy(update=fields), written, samples.window
+        )
         missing = {key: [*own.missing] for key, own in samples.images.items() if own.missing}
         _list_missing(out / MISSING, missing, written)
-        columns = _with_paths(
-            {key: own.columns() for key, own in written.items()}, written, manifest
-        )
-        manifest = save_columns(out, manifest.model_copy(update=fields), columns)
+        skipped = [line for own in written.values() for line in own.skipped()]
+        report = _report(out, samples, [*written.values()], cut, workers)
+        return Built(manifest, skipped, missing, (*notes, *measured), report)
 
-        # the report
-        done = [each for own in written.values() for each in own.done]
-        skipped = [reason for each in done for reason in each.bad.values()]
-        report = write_report(
-            out,
-            left_out=_left_out(samples, skipped),
-            looked_at=sum(shard.samples for own in shards.values() for shard in own),
-            images=merge_groups(group for each in done for group in each.remarks),
-            doubts=list(dict.fromkeys(d for own in samples.images.values() for d in own.doubts)),
-            split_by_class=cut.split_by == CLASS,
-            digests=recorded_digests(out),
-            workers=workers,
-        )
-        return Built(manifest, skipped, missing, tuple(notes), report)
+
+# --- what there is
+
+
+def _read(source: str | SourceReader, options: SourceOptions) -> Samples:
+    """Read every image of a source, with its label and columns; each file is a sample."""
+    read = SOURCES[source] if isinstance(source, str) else source
+    images = read(options)
+    check_classes({key: value.class_names() for key, value in images.items()})
+    return Samples(images=images, columns=columns_of_images(images, options))
+
+
+def _name_of(source: str | SourceReader, options: SourceOptions) -> str:
+    """Return what dataset.json says of where images come from, unless the user says it."""
+    if not isinstance(source, str):
+        return "images in memory"
+    return f"torchvision {options.name}" if source == "torchvision" else source
 
 
 # --- what may be written
@@ -285,6 +273,25 @@ def _forget(out: Path, manifest: Manifest, written: Sequence[str]) -> Manifest:
 # --- once all shards are there
 
 
+def _write_index(
+    out: Path,
+    manifest: Manifest,
+    written: Mapping[str, WrittenSplit],
+    window: tuple[float, float] | None,
+) -> tuple[Manifest, list[str]]:
+    """Write dataset.json and the columns; returns what it has now, and what to say of channels."""
+    shards = {key: own.shards for key, own in written.items()}
+    fields: dict[str, object] = {"splits": {**manifest.splits, **shards}}
+    measured = list[str]()
+    # mean and std are train's, or the first split's while there is no train
+    if "train" in written or not manifest.splits:
+        of_split = written.get("train", next(iter(written.values())))
+        statistics, measured = _statistics(out, of_split, window)
+        fields |= statistics
+    columns = _with_paths({key: own.columns() for key, own in written.items()}, written, manifest)
+    return save_columns(out, manifest.model_copy(update=fields), columns), measured
+
+
 def _statistics(
     out: Path, written: WrittenSplit, window: tuple[float, float] | None
 ) -> tuple[dict[str, object], list[str]]:
@@ -316,11 +323,25 @@ def _with_paths(
     }
 
 
-def _left_out(samples: Samples, skipped: Iterable[str]) -> list[Group]:
-    """Count what of the source became no sample, and the images that were skipped as bad."""
-    what = "images that cannot be read or decoded"
-    bad = group_kinds((what, "", line.partition(": ")[0]) for line in skipped)
-    return [*(group for own in samples.images.values() for group in own.left_out), *bad]
+def _report(
+    out: Path, samples: Samples, written: Sequence[WrittenSplit], cut: Cut, workers: int
+) -> Report:
+    """Return what became of the images, once dataset.json is there."""
+    sources = samples.images.values()
+    bad = Tally()
+    for own in written:
+        for line in own.skipped():
+            bad.add("images that cannot be read or decoded", line.partition(": ")[0])
+    return write_report(
+        out,
+        left_out=[*(group for own in sources for group in own.left_out), *bad.groups()],
+        looked_at=sum(shard.samples for own in written for shard in own.shards),
+        images=merge_groups(group for own in written for group in own.remarks()),
+        doubts=list(dict.fromkeys(doubt for own in sources for doubt in own.doubts)),
+        split_by_class=cut.split_by == CLASS,
+        digests=recorded_digests(out),
+        workers=workers,
+    )
 
 
 def _list_missing(path: Path, missing: Mapping[str, Sequence[str]], written: Iterable[str]) -> None:

@@ -135,14 +135,6 @@ def group_lines(groups: Sequence[Group], of: str = "") -> list[str]:
     return lines
 
 
-def group_kinds(found: Iterable[tuple[str, str, str]]) -> list[Group]:
-    """Count (what, kind, example) by what and kind; the first example of each stays."""
-    tally = Tally()
-    for what, kind, example in found:
-        tally.add(what, example, kind)
-    return tally.groups()
-
-
 def merge_groups(groups: Iterable[Group]) -> list[Group]:
     """Add up groups of the same kind, as of several shards."""
     tally = Tally()

@@ -15,7 +15,6 @@ from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError, shown
 from sslpipe.portable import open_regular
 from sslpipe.sharding.build_report import Group
-from sslpipe.sharding.image_folder import walk
 from sslpipe.sharding.sources import (
     PLACE,
     Images,
@@ -36,6 +35,7 @@ from sslpipe.sharding.tables import (
     unread_columns,
     wanted_columns,
 )
+from sslpipe.sharding.walk import walk
 
 _LABELLED = re.compile(r"(.+?)[\s,;]+(\S+)")  # a path and its class
 LISTS_OF_PATHS = (".txt", ".lst")

@@ -1,7 +1,7 @@
 """Read parquet and Arrow files of images, a row an image, as Hugging Face has them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError, listed
 from sslpipe.files import Tree, read_json
 from sslpipe.portable import open_regular
-from sslpipe.sharding.build_report import group_kinds
 from sslpipe.sharding.sources import (
     PLACE,
     Images,
@@ -24,6 +23,7 @@ from sslpipe.sharding.sources import (
     chosen_splits,
     listed_again,
     merged_classes,
+    missing_files,
     number_labels,
     place_of,
     read_place,
@@ -65,13 +65,14 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     column = options.image_column if options.image_column != "path" else "image"
     tables = {split: _read_split(paths, column, options) for split, paths in chosen.items()}
     labels = _labels_by_split(root, groups, tables, options)
+    cells = {split: _ImageCells(own, column, root, split) for split, own in tables.items()}
     all_texts = [name for each in labels.values() if isinstance(each, list) for name in each]
     images = {
         split: _images(
             root=root,
             split=split,
             table=table,
-            column=column,
+            cells=cells[split],
             labels=labels.get(split),
             all_texts=all_texts,
             options=options,
@@ -79,14 +80,12 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
         for split, table in tables.items()
     }
     of_files = {
-        split: own
-        for split, own in images.items()
-        if own.are_places and _are_files(tables[split].column(column))
+        split: own for split, own in images.items() if own.are_places and cells[split].is_listed
     }
     images |= listed_again(of_files)
     there = [*dict.fromkeys(name for paths in chosen.values() for name in _columns(paths[0]))]
     read = {*image_columns(column, there), options.label_column, *options.fields}
-    return reported(images, unread_columns(there, read))
+    return reported(images, [*missing_files(images), *unread_columns(there, read)])
 
 
 # --- which files there are
@@ -338,118 +337,109 @@ def _numbered(
 # --- images
 
 
+def _row_name(split: str, row: int) -> str:
+    return f"{split}[{row}]"
+
+
+class _ImageCells:
+    """A column of images: the bytes of each, or a file's path from the root, or a struct of both.
+
+    `is_listed` says that the column lists files, which may name one again, and holds no images.
+    """
+
+    def __init__(self, table: Any, column: str, root: Path, split: str) -> None:
+        cells = table.column(column)
+        names = [field.name for field in cells.type] if types.is_struct(cells.type) else []
+        is_text = types.is_string(cells.type) or types.is_large_string(cells.type)
+        self.column = column
+        self._root = root
+        self._split = split
+        self._bytes = None if names or is_text else cells
+        self._paths = cells if is_text else None
+        if "bytes" in names:
+            self._bytes = compute.struct_field(cells, "bytes")
+        if "path" in names:
+            self._paths = compute.struct_field(cells, "path")
+        self._count = len(cells)
+        self.is_listed = self._bytes is None or self._bytes.null_count == self._count
+
+    def missing(self) -> dict[int, str]:
+        """Find the rows without an image: an empty cell, or a path that leads to no file."""
+        rows: Iterable[int] = range(self._count)
+        if self._bytes is not None:
+            rows = np.flatnonzero(compute.is_null(self._bytes).to_numpy()).tolist()
+        missing = {}
+        for row in rows:
+            path = None if self._paths is None else self._paths[row].as_py()
+            if path is None:
+                missing[row] = _row_name(self._split, row)
+            elif isinstance(place := place_of(self._root, path), Path) and not isfile(place):
+                missing[row] = path
+        return missing
+
+    def read(self, row: int) -> bytes:
+        """Return the image of a row that is not missing. Raises: DataError."""
+        raw = None if self._bytes is None else self._bytes[row].as_py()
+        if raw is None and self._paths is not None:
+            return read_place(place_of(self._root, self._paths[row].as_py()))
+        if not isinstance(raw, bytes):
+            raise DataError(
+                f"{self._root}, {self._split}[{row}]: column {self.column!r} holds "
+                f"{type(raw).__name__}, no image; see --image-column"
+            )
+        return raw
+
+    def names(self, rows: Sequence[int]) -> list[str]:
+        """Return the path of each image's file, or beside it; [] where that is not one's own."""
+        if self._paths is None:
+            return []
+        texts = [self._paths[row].as_py() or "" for row in rows]
+        if not all(texts) or (len({*texts}) < len(texts) and not self.is_listed):
+            return []
+        return [readable(text) for text in texts]
+
+
 def _images(
     root: Path,
     split: str,
     table: Any,
-    column: str,
+    cells: _ImageCells,
     labels: Labels | None,
     all_texts: list[str | None],
     options: SourceOptions,
 ) -> Images:
     """Describe a table as one split. Raises DataError where files are missing."""
-    where = f"{root}, {split}"
-    names = _class_names(table.schema.metadata, options.label_column)
-    numbers, classes = _numbered(labels, all_texts, len(table), names, where)
-    # images whose file is not there
-    cells = table.column(column)
-    missing = _missing(cells, root, split)
+    named = _class_names(table.schema.metadata, options.label_column)
+    numbers, classes = _numbered(labels, all_texts, len(table), named, f"{root}, {split}")
+    missing = cells.missing()
     empty = [name for row, name in missing.items() if name == _row_name(split, row)]
     if empty and len(empty) == len(missing) and not options.skip_missing:
         raise DataError(
-            f"{where}: {len(empty):,} of {len(table):,} rows have no image in column {column!r}, "
-            f"such as {empty[0]}; name another one with --image-column, or give --skip-missing to "
-            "build without them"
+            f"{root}, {split}: {len(empty):,} of {len(table):,} rows have no image in column "
+            f"{cells.column!r}, such as {empty[0]}; name another one with --image-column, or give "
+            "--skip-missing to build without them"
         )
     check_missing(list(missing.values()), len(table), options.skip_missing, beside=root)
     kept = np.setdiff1d(np.arange(len(table)), list(missing)).tolist()
-
-    def read(i: int) -> bytes:
-        cell = cells[kept[i]].as_py()
-        if isinstance(cell, dict):  # Image feature: the bytes, or where they lie
-            cell = cell.get("path") if cell.get("bytes") is None else cell["bytes"]
-        if isinstance(cell, bytes):
-            return cell
-        if isinstance(cell, str):
-            return read_place(place_of(root, cell))
-        raise DataError(
-            f"{where}[{kept[i]}]: column {column!r} holds {type(cell).__name__}, no image; "
-            "see --image-column"
-        )
-
-    size = table.nbytes // max(1, len(table))
-    places = _paths_of(cells, kept)
+    names = cells.names(kept)
     columns = {
         name: table.column(name).take(kept)
         for name in (*options.fields, PLACE)
         if name in table.column_names
     }
     return Images(
-        names=places or [_row_name(split, row) for row in kept],
+        names=names or [_row_name(split, row) for row in kept],
         labels=numbers[kept],
-        sizes=np.full(len(kept), size, np.int64),
+        sizes=np.full(len(kept), table.nbytes // max(1, len(table)), np.int64),
         classes=classes,
-        read=read,
+        read=lambda number: cells.read(kept[number]),
         missing=list(missing.values()),
         cells=columns,
         together=columns[PLACE].to_numpy() if PLACE in columns else None,  # of one row
         origin="typed",
-        are_places=bool(places),
-        left_out=group_kinds(
-            ("files of the list that are not there", "", name) for name in missing.values()
-        ),
+        are_places=bool(names),
         doubts=merged_classes(all_texts),
     )
-
-
-def _row_name(split: str, row: int) -> str:
-    return f"{split}[{row}]"
-
-
-def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
-    """Find the rows without an image: an empty cell, or a path that leads to no file, by row."""
-    embedded = cells
-    if types.is_struct(cells.type):
-        names = [field.name for field in cells.type]
-        embedded = compute.struct_field(cells, "bytes") if "bytes" in names else None
-    elif types.is_string(cells.type) or types.is_large_string(cells.type):
-        embedded = None  # paths
-    elsewhere = np.arange(len(cells))
-    if embedded is not None:
-        elsewhere = np.nonzero(compute.is_null(embedded).to_numpy())[0]
-    missing = {}
-    for row in elsewhere.tolist():
-        cell = cells[row].as_py()
-        path = cell.get("path") if isinstance(cell, dict) else cell
-        if path is None:
-            missing[row] = _row_name(split, row)
-        elif isinstance(place := place_of(root, str(path)), Path) and not isfile(place):
-            missing[row] = str(path)
-    return missing
-
-
-def _paths_of(cells: Any, rows: Sequence[int]) -> list[str]:
-    """Return the path of each image's file, or beside it; [] where that is not one of its own."""
-    paths = cells
-    if types.is_struct(cells.type):
-        names = [field.name for field in cells.type]
-        if "path" not in names:
-            return []
-        paths = compute.struct_field(cells, "path")
-    if not types.is_string(paths.type) and not types.is_large_string(paths.type):
-        return []
-    texts = [str(paths[row].as_py() or "") for row in rows]
-    if not all(texts) or (len({*texts}) < len(texts) and not _are_files(cells)):
-        return []
-    return [readable(text) for text in texts]
-
-
-def _are_files(cells: Any) -> bool:
-    """Return whether paths are all that there is of the images; a list may name one again."""
-    if not types.is_struct(cells.type) or "bytes" not in [field.name for field in cells.type]:
-        return True
-    is_file: bool = compute.struct_field(cells, "bytes").null_count == len(cells)
-    return is_file
 
 
 def _class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:

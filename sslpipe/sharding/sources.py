@@ -25,7 +25,7 @@ from sslpipe.data.decode import MAX_BYTES, BadSample, read_encoded
 from sslpipe.data.storage import local_path, read_bytes
 from sslpipe.errors import DataError, did_you_mean, listed, shown
 from sslpipe.portable import open_regular
-from sslpipe.sharding.build_report import Group, group_kinds
+from sslpipe.sharding.build_report import Group, Tally
 from sslpipe.sharding.members import READS_AVIF, READS_HEIC
 from sslpipe.sharding.split_names import split_of
 
@@ -162,45 +162,58 @@ def from_rows(
     Raises: DataError where there is no such split, it is empty, or a file is missing.
     """
     all_labels = {row[1] for rows in groups.values() for row in rows}
-    doubts = merged_classes(all_labels)
     images = {}
-    left_out = list[tuple[str, str, str]]()
     for split in chosen_splits(options, groups, where or root):
-        if not (rows := groups[split]):
+        if not groups[split]:
             raise DataError(f"{root} has no image of split {split!r}")
-        rows = [(listed_file(place), label) for place, label in rows]
-        sizes = [_size(place) for place, _ in rows]
-        names = [_name(place, root) for place, _ in rows]
-        missing = [k for k, size in enumerate(sizes) if size < 0]
-        absent = [str(rows[k][0]) for k in missing]
-        check_missing(absent, len(rows), options.skip_missing, root=root)
-        left_out += [("files of the list that are not there", "", names[k]) for k in missing]
-        there = [k for k, size in enumerate(sizes) if size >= 0]
-        places = [rows[k][0] for k in there]
-        labels, classes = number_labels([rows[k][1] for k in there], all_labels)
+        table = tables[split] if tables else None
+        images[split] = _images_of(groups[split], table, all_labels, root, options)
+    return listed_again(reported(images, missing_files(images), merged_classes(all_labels)))
 
-        def read(number: int, places: Sequence[Place] = places) -> bytes:
-            return read_place(places[number])
 
-        cells = {}
-        if tables:
-            table = tables[split].take(there)
-            cells = {name: table.column(name) for name in table.column_names}
-        files = [place for place in places if isinstance(place, Path)]
-        images[split] = Images(
-            names=[names[k] for k in there],
-            labels=labels,
-            sizes=np.array(sizes, np.int64)[there],
-            classes=classes,
-            read=read,
-            missing=[names[k] for k in missing],
-            cells=cells,
-            origin="table" if tables else "name",
-            paths=files if len(files) == len(places) else (),
-            are_places=True,
-            together=cells[PLACE].to_numpy() if PLACE in cells else None,
-        )
-    return listed_again(reported(images, group_kinds(left_out), doubts))
+def _images_of(
+    rows: Sequence[Row],
+    table: Any,
+    all_labels: Iterable[str | None],
+    root: Path,
+    options: SourceOptions,
+) -> Images:
+    """Describe the rows of one split, with what a table says of them. Raises: DataError."""
+    places = [listed_file(place) for place, _ in rows]
+    sizes = np.array([_size(place) for place in places], np.int64)
+    names = [_name(place, root) for place in places]
+    missing = np.flatnonzero(sizes < 0).tolist()
+    check_missing([str(places[k]) for k in missing], len(rows), options.skip_missing, root=root)
+    there = np.flatnonzero(sizes >= 0).tolist()
+    kept = [places[k] for k in there]
+    labels, classes = number_labels([rows[k][1] for k in there], all_labels)
+    cells = {}
+    if table is not None:
+        table = table.take(there)
+        cells = {name: table.column(name) for name in table.column_names}
+    files = [place for place in kept if isinstance(place, Path)]
+    return Images(
+        names=[names[k] for k in there],
+        labels=labels,
+        sizes=sizes[there],
+        classes=classes,
+        read=lambda number: read_place(kept[number]),
+        missing=[names[k] for k in missing],
+        cells=cells,
+        origin="name" if table is None else "table",
+        paths=files if len(files) == len(kept) else (),
+        are_places=True,
+        together=cells[PLACE].to_numpy() if PLACE in cells else None,
+    )
+
+
+def missing_files(images: Mapping[str, Images]) -> list[Group]:
+    """Count the files that a list names and that are not there, for the report."""
+    tally = Tally()
+    for own in images.values():
+        for name in own.missing:
+            tally.add("files of the list that are not there", name)
+    return tally.groups()
 
 
 def reported(

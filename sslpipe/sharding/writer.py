@@ -35,7 +35,7 @@ from sslpipe.errors import DataError, counted, did_you_mean, listed, shown
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
 from sslpipe.sharding.arrays import Arrays, Samples, without_nan
-from sslpipe.sharding.build_report import UNSEEN, alike_names, group_kinds
+from sslpipe.sharding.build_report import UNSEEN, Group, Tally, alike_names
 from sslpipe.sharding.columns import Columns, find_groups, to_json
 from sslpipe.sharding.copies import digest_of
 from sslpipe.sharding.members import (
@@ -257,6 +257,14 @@ class WrittenSplit(NamedTuple):
         bad = [number for each in self.done for number in each.bad]
         return order[~np.isin(order, bad)]
 
+    def skipped(self) -> list[str]:
+        """Return "NAME: reason" of each image that cannot be decoded."""
+        return [reason for each in self.done for reason in each.bad.values()]
+
+    def remarks(self) -> list[Group]:
+        """Return what is unusual of the images, by shard."""
+        return [group for each in self.done for group in each.remarks]
+
     def columns(self) -> Columns:
         """Return the samples' columns."""
         return self.plan.source.columns.take(self.numbers).combine_chunks()
@@ -424,7 +432,7 @@ def _write_shard(
     images = plan.source.images
     path = folder / f"{plan.split}-{shard:06d}.tar"
     bad = dict[int, str]()
-    remarks = list[tuple[str, str, str]]()
+    remarks = Tally()
     digests = list[str]()
     # of pixels
     count = 0
@@ -444,7 +452,8 @@ def _write_shard(
             except BadSample as error:
                 bad[number] = f"{name}: {error}"
                 continue
-            remarks += [(what, "", name) for what in of_image]
+            for what in of_image:
+                remarks.add(what, name)
             digests.append(digest_of(raw).hex())
             count += pixels.shape[1]
             sums += pixels.sum(axis=1)
@@ -471,7 +480,7 @@ def _write_shard(
         moments=Moments(pixels=count, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
         digests="".join(digests),
-        remarks=group_kinds(remarks),
+        remarks=remarks.groups(),
     )
 
 

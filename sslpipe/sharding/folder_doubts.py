@@ -1,0 +1,194 @@
+"""What of a folder of images looks like a slip, a sentence each."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from sslpipe.data.decode import image_kind, other_kind
+from sslpipe.errors import DataError, counted, shown
+from sslpipe.sharding.sources import HEIC_SUFFIXES, SENSOR_SUFFIXES, open_file, readable
+from sslpipe.sharding.split_names import GENERIC, split_of
+from sslpipe.sharding.walk import NOWHERE, OTHERS, Entry
+
+# kinds of files that may hold images, and what makes images of them
+_UNREAD = {
+    "pip install pillow-heif, and build again with --overwrite": HEIC_SUFFIXES,
+    "convert them to JPEG or PNG": (
+        *(".avif", ".jxl", ".jp2", ".jpx", ".svg", ".psd", ".tga", ".ico"),
+        *(".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".eps", ".pdf"),
+    ),
+    "take frames, ffmpeg -i FILE -vf fps=1 FRAMES/FILE-%d.jpg, which docs/pairs.md pairs": (
+        *(".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv", ".3gp"),
+    ),
+    "`sslpipe shards build OUT --source parquet --root {root}` reads them": (".parquet", ".arrow"),
+    "`sslpipe shards index {root}` reads them": (".tar",),
+    "unpack them": (".zip", ".rar", ".7z", ".gz", ".tgz", ".bz2", ".xz", ".zst"),
+    "`sslpipe sensors build` reads them": SENSOR_SUFFIXES,
+}
+# what `image_kind` and `other_kind` say of images -> the end of their names
+_NAMED = {
+    **{"jpg": ".jpg", "png": ".png", "webp": ".webp", "a GIF": ".gif", "a TIFF": ".tif"},
+    **{"a DICOM": ".dcm", "an AVIF": ".avif", "a HEIC": ".heic", "a JPEG XL": ".jxl"},
+}
+MOST_OPENED = 100  # files of a kind
+_PARTS = {"fold", "part", "batch", "set", "subset", "chunk"}  # of a data set, with a number
+# names of folders beside each other that are parts of a data set, not classes
+_HARDLY_CLASSES = GENERIC | {
+    *("mask", "masks", "label", "labels", "annotation", "annotations", "ground_truth", "gt"),
+    *("thumbs", "thumbnails", "segmentations", "json", "xml"),
+    *("jpegimages", "segmentationclass", "segmentationobject"),  # of Pascal VOC
+}
+# 2024, 2024-05, 2024-05-01 Rome, 20240501; 100APPLE of a camera; cam01, Camera 2
+_OF_A_TIME = re.compile(
+    r"(19|20)\d\d([-_. ]?(0[1-9]|1[0-2])([-_. ]?([0-2]\d|3[01])\b.*)?)?|\d{3}[A-Z_]{5}"
+    r"|[Cc]am(era)?[-_. ]?\d+"
+)
+
+
+def folder_doubts(
+    root: Path,
+    rows: Mapping[str, Sequence[tuple[Path, str | None]]],
+    split_level: int,
+    opened: Sequence[Path],
+) -> list[str]:
+    """Return what of the folders looks like a slip.
+
+    Args:
+        root: The folder.
+        rows: By split, its images with their classes.
+        split_level: Which part of a path below the root names its split; -1: none.
+        opened: All folders below the root.
+    """
+    images = [row for own in rows.values() for row in own]
+    classes = {name for _, name in images if name is not None}
+    places = sorted({path.parent for path, _ in images})
+    return [
+        *_empty_folders(root, classes, places, opened),
+        *_odd_classes(root, classes, len(places), len(rows)),
+        *_odd_levels(root, classes, places, split_level),
+    ]
+
+
+def _empty_folders(
+    root: Path, classes: set[str], places: Sequence[Path], opened: Sequence[Path]
+) -> Iterator[str]:
+    filled = {above for place in places for above in (place, *place.parents)}
+    beside = {place.parent for place in filled if place.name in classes}
+    empty = [each for each in opened if each.parent in beside and each not in filled]
+    if empty:
+        yield (
+            f"{counted(len(empty), 'folder')} beside the classes without an image, such as "
+            f"{shown(below(root, empty[0]))}"
+        )
+
+
+def _odd_classes(root: Path, classes: set[str], folders: int, splits: int) -> Iterator[str]:
+    if len(classes) == 1 and folders > splits:
+        yield (
+            f"all images are of one class, {shown(*classes)}; where the {folders:,} folders in it "
+            "are the classes, give it as --root"
+        )
+    hardly = [name for name in classes if name.lower() in _HARDLY_CLASSES]
+    if hardly:
+        yield (
+            f"folders that are hardly classes became some, such as {shown(min(hardly))}; give the "
+            "folder that holds the classes as --root"
+        )
+    shards = [name for name in classes if (root / f"{name}_stats.json").is_file()]
+    if shards:
+        yield (
+            f"folders of img2dataset, each a part of the images, became classes, such as "
+            f"{shown(min(shards))}; --no-labels reads them without"
+        )
+    if are_times(classes):
+        yield (
+            "folders of years, days, or of a camera, became classes, such as "
+            f"{shown(min(classes))}; --no-labels reads them without, and a group (?P<label>...) of "
+            "--name-pattern takes the class from the files' names"
+        )
+
+
+def _odd_levels(
+    root: Path, classes: set[str], places: Sequence[Path], split_level: int
+) -> Iterator[str]:
+    names = [place.relative_to(root).parts for place in places]
+    pairs = {pair for parts in names for pair in pairwise(parts)}
+    owners = Counter(name for above, name in pairs if above in classes and not split_of(name))
+    alike = [name for name, count in owners.items() if count == len(classes) > 1]
+    # fold1, fold_2; person1 and person2 may well have front and side
+    are_parts = {re.sub(r"[\W\d_]+", "", name.lower()) for name in classes} <= _PARTS
+    if len(alike) > 1 and (are_parts or len(alike) > len(classes)):
+        yield (
+            f"all {len(classes)} classes, such as {shown(min(classes))}, have folders of the same "
+            f"{len(alike)} names, such as {shown(min(alike))}; where these are the classes, give "
+            "the folder over them as --root"
+        )
+    inside = [parts for parts in names if any(map(split_of, parts[split_level + 1 :]))]
+    if inside:
+        yield (
+            f"{len(inside):,} folders are named as splits and lie inside of classes, such as "
+            f"{shown(readable('/'.join(inside[0])))}; give the folder of the splits as --root"
+        )
+
+
+def below(root: Path, path: Path) -> str:
+    """Return a path from the root, as people read it."""
+    return readable(str(path.relative_to(root)))
+
+
+# --- files that are not read
+
+
+def unread_files(root: Path, left_out: Sequence[Entry]) -> list[str]:
+    """Name files that may hold images and are not read, and what to do with them."""
+    doubts = []
+    folders = [e.path for e in left_out if e.reason == NOWHERE and not e.kind]
+    if folders:
+        doubts.append(
+            f"links that lead nowhere and may be to folders: {len(folders):,}, such as "
+            f"{shown(below(root, folders[0]))}; mount what they lead to, and build again with "
+            "--overwrite"
+        )
+    by_kind: dict[str, list[Path]] = defaultdict(list)
+    for entry in left_out:
+        if entry.reason == OTHERS:
+            by_kind[entry.kind].append(entry.path)
+    for remedy, suffixes in _UNREAD.items():
+        kinds = [f"{len(by_kind.pop(kind)):,} {kind}" for kind in suffixes if kind in by_kind]
+        if kinds:
+            doubts.append(
+                f"files that may hold images and are not read: {', '.join(kinds)}; "
+                f"{remedy.format(root=root)}"
+            )
+    # cat, cat.jpg?w=400: by their first bytes
+    hidden = {
+        kind: image
+        for kind, paths in by_kind.items()
+        if (image := next(filter(_end_of_name, paths[:MOST_OPENED]), None))
+    }
+    if hidden:
+        count = sum(len(by_kind[kind]) for kind in hidden)
+        images = list(hidden.values())
+        ends = dict.fromkeys(map(_end_of_name, images))
+        doubts.append(
+            f"files of kinds that hold images by their first bytes: {count:,}, such as "
+            f"{shown(below(root, images[0]))}; rename them to end in {' or '.join(ends)}"
+        )
+    return doubts
+
+
+def are_times(names: Collection[str]) -> bool:
+    """Return whether all names are those of folders of years, months, days, or of a camera."""
+    return bool(names) and all(_OF_A_TIME.fullmatch(name) for name in names)
+
+
+def _end_of_name(path: Path) -> str:
+    """Return how the name of an image should end; "" for another file."""
+    try:
+        with open_file(path) as file:
+            start = file.read(132)
+    except DataError:
+        return ""
+    return _NAMED.get(image_kind(start) or other_kind(start) or "", "")
