@@ -175,43 +175,13 @@ def choose(
     is_guess = few is not None or images.lacking is not None
     two_sizes = candidates.two_sizes(networks.candidates.values()) if is_guess else ()
     best = ranking.to_use(ranked, two_sizes)
-    # the answer, in words, a table and a page
-    sentences = answer(ranked, best, networks.candidates, lacking=images.lacking, few=few)
-    heads, cells = table_cells(ranked, networks.candidates)
+    # the answer in words, a table and a page; and the row to use as a backbone
+    table = table_cells(ranked, networks.candidates)
     places = _places_shown(ranked, best)
-    tree = {
-        **ranking.to_json(ranked, identity),
-        "answer": sentences,
-        "used": ranked.index(best),
-        "sources": [one.source for one in networks.candidates.values()],
-        "skipped": skipped.lines,
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / CHOICE, tree)
-    page = choice_page(
-        images.rows,
-        sentences,
-        heads=heads,
-        cells=cells,
-        ranked=ranked,
-        places=places,
-        features=networks.features,
-        seed=SEED,
-    )
-    write_atomically(out / PAGE, page)
-    # the row to use as a backbone
-    say(f"write {out / INSIDE}, and prove it in a clean process")
-    together = ranking.best_first(best.parts, ranked)
-    source = "+".join(networks.candidates[name].source for name in together)
-    model, _ = load_backbone(source).matched(images.rows)
-    if best.power is not None:
-        features = ranking.side_by_side(networks.features, together)
-        flatten_backbone(model, fit_whitening(features, power=best.power))
-    export_backbone(model, out / INSIDE, overwrite=True)
-    return Choice(
-        answer=sentences,
-        heads=heads,
-        rows=[cells[place] for place in places],
+    choice = Choice(
+        answer=answer(ranked, best, networks.candidates, lacking=images.lacking, few=few),
+        heads=table.heads,
+        rows=[table.rows[place] for place in places],
         best=best,
         backbone=out / INSIDE,
         page=out / PAGE,
@@ -219,6 +189,52 @@ def choose(
         by_labels=images.lacking is None,
         skipped=skipped.lines,
     )
+    _write_ranking(out / CHOICE, choice, ranked, identity, networks)
+    page = choice_page(
+        images.rows,
+        choice.answer,
+        table,
+        ranked=ranked,
+        places=places,
+        features=networks.features,
+        seed=SEED,
+    )
+    write_atomically(choice.page, page)
+    say(f"write {choice.backbone}, and prove it in a clean process")
+    _write_backbone(choice.backbone, best, ranked, networks, images.rows)
+    return choice
+
+
+def _write_ranking(
+    file: Path,
+    choice: Choice,
+    ranked: Sequence[Ranked],
+    identity: Mapping[str, Any],
+    networks: _Networks,
+) -> None:
+    """Write choice.json, by which the next call knows the candidates and the ranking."""
+    tree = {
+        **ranking.to_json(ranked, identity),
+        "answer": choice.answer,
+        "used": ranked.index(choice.best),
+        "sources": [one.source for one in networks.candidates.values()],
+        "skipped": choice.skipped,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, tree)
+
+
+def _write_backbone(
+    folder: Path, row: Ranked, ranked: Sequence[Ranked], networks: _Networks, images: Split
+) -> None:
+    """Export a row of the ranking: its networks side by side, flattened by its power."""
+    parts = ranking.best_first(row.parts, ranked)
+    source = "+".join(networks.candidates[name].source for name in parts)
+    model, _ = load_backbone(source).matched(images)
+    if row.power is not None:
+        features = ranking.side_by_side(networks.features, parts)
+        flatten_backbone(model, fit_whitening(features, power=row.power))
+    export_backbone(model, folder, overwrite=True)
 
 
 class _Skipped:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -168,11 +169,19 @@ def _compared(row: Ranked, plain: Ranked) -> str:
     return f"{', '.join(texts)} of {plain.name}"
 
 
-def table_cells(ranked: Sequence[Ranked], found: Candidates) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and rows of the table, the best first."""
+class Cells(NamedTuple):
+    """The texts of a table."""
+
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def table_cells(ranked: Sequence[Ranked], found: Candidates) -> Cells:
+    """Return the table of a ranking, the best first."""
     if not ranked[0].values:
         heads = ["features", "other corner found", *COSTS]
-        return heads, [[row.name, f"{row.score:.1%}", *_costs(row, found)] for row in ranked]
+        rows = [[row.name, f"{row.score:.1%}", *_costs(row, found)] for row in ranked]
+        return Cells(heads, rows)
     plain = best_single(ranked)
     heads = [
         "features",
@@ -191,14 +200,14 @@ def table_cells(ranked: Sequence[Ranked], found: Candidates) -> tuple[list[str],
         texts = [f"{share:.1%}" for share in shares]
         beside = "best single" if row is plain else clear
         cells.append([row.name, *texts, beside, *_costs(row, found)])
-    return heads, cells
+    return Cells(heads, cells)
 
 
 def choice_page(
     split: Split,
     sentences: Sequence[str],
-    heads: Sequence[str],
-    cells: Sequence[Sequence[str]],
+    table: Cells,
+    *,
     ranked: Sequence[Ranked],
     places: Sequence[int],
     features: Mapping[str, Embeddings],
@@ -206,8 +215,8 @@ def choice_page(
 ) -> str:
     """Show the answer, the ranking as a table, and neighbours of the same queries side by side.
 
-    `heads` and `cells` are the table's, of the rows `ranked`, of which those at `places` stand
-    above; `features` those of each candidate.
+    `table` is of the rows `ranked`, of which those at `places` stand above; `features` are those of
+    each candidate.
     """
     examples = []
     _, labels, ids = next(iter(features.values()))
@@ -233,11 +242,11 @@ def choice_page(
         "Ranking": render(
             "sslpipe.search/choice.ranking",
             sentences=sentences[1:],
-            heads=heads,
-            rows=[cells[place] for place in places],
+            heads=table.heads,
+            rows=[table.rows[place] for place in places],
         ),
         "Neighbours": neighbours,
-        "All rows": render("table", heads=heads, rows=cells),
+        "All rows": render("table", heads=table.heads, rows=table.rows),
     }
     title = f"Features for {split.name}: {len(ids):,} images"
     return command_page(

@@ -24,7 +24,7 @@ from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.export.named import open_init
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.search.candidates import labels_seen, sample_ids
-from sslpipe.search.pages import choice_page
+from sslpipe.search.pages import Cells, choice_page
 from sslpipe.search.ranking import SEEN, Ranked, rank_with_labels
 from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import write_recipe
@@ -430,7 +430,8 @@ def test_the_queries_of_the_page_have_an_image_of_their_class_to_find(tmp_path):
     for matched in (True, False):
         labels[11] = 5 if matched else 11
         features = {"net": Embeddings(torch.randn(12, 4), labels, torch.arange(12))}
-        page = choice_page(split, ["Use net."], ["features"], [["net"]], [row], [0], features)
+        table = Cells(["features"], [["net"]])
+        page = choice_page(split, ["Use net."], table, ranked=[row], places=[0], features=features)
         queries = [int(text) for text in re.findall(r"<h3>sample (\d+)", page)]
         assert (set(queries) == {5, 11}) == matched
         assert len(queries) == (2 if matched else 8)
