@@ -81,16 +81,14 @@ def held_out(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> Held
     if LEAST_HELD_OUT_CLASSES <= wanted <= spare_classes:
         return HeldOut(validation_ids(split, wanted, names), whole_classes=True)
     if recipe.data.holdout_by is None:
-        taken = [
-            lowest_hashes(
-                np.flatnonzero(split.labels == label),
-                min(max(1, int(share * size)), size - sampler.images_per_class),
-            )
-            for label, size in zip(labels.tolist(), sizes.tolist(), strict=True)
-            if size > sampler.images_per_class
-        ]
-        if len(taken) > 1:
-            return HeldOut(np.sort(np.concatenate(taken)), whole_classes=False)
+        of_classes = []
+        for label, size in zip(labels.tolist(), sizes.tolist(), strict=True):
+            spare = size - sampler.images_per_class
+            if spare > 0:
+                count = min(max(1, int(share * size)), spare)
+                of_classes.append(lowest_hashes(np.flatnonzero(split.labels == label), count))
+        if len(of_classes) > 1:
+            return HeldOut(np.sort(np.concatenate(of_classes)), whole_classes=False)
     if min(2, classes // 2) <= spare_classes and classes > 3:
         return HeldOut(validation_ids(split, max(2, min(wanted, spare_classes)), names), True)
     return HeldOut(np.zeros(0, np.int64), whole_classes=True)

@@ -83,11 +83,10 @@ def build_task(
     """Build backbone, losses, miner and queue; random weights are drawn from recipe.seed.
 
     Raises:
-        RecipeError: One of TASK_REFUSALS applies, or a part refuses its settings.
+        RecipeError: As `check_task`, or a part refuses its settings.
     """
     assert recipe.backbone is not None
-    for refuse in TASK_REFUSALS:
-        refuse(recipe, num_classes)
+    check_task(recipe, num_classes)
     torch.manual_seed(recipe.seed)
     with within_memory("[backbone]"):
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
@@ -113,60 +112,44 @@ def build_task(
     return task
 
 
-def one_class(recipe: FinetuneRecipe, num_classes: int) -> None:
-    """Refuse a run on a single class: nothing is ever compared with another one."""
+def check_task(recipe: FinetuneRecipe, num_classes: int) -> None:
+    """Refuse losses that have nothing to learn from, in such batches of so many classes.
+
+    Heads compare rows with the weights of all classes; other losses compare rows, those of a queue,
+    too.
+
+    Raises:
+        RecipeError: Names the setting, and what to change.
+    """
     if num_classes < 2:
         raise RecipeError(
             f"sampler.classes_per_batch = {recipe.sampler.classes_per_batch}: there is one class "
             "to train on, so that no image has a negative; train on two classes or more, or lower "
             "data.validation_classes"
         )
-
-
-def batches_of_one_class(recipe: FinetuneRecipe, num_classes: int) -> None:
-    """Refuse batches of one class with a loss that compares their rows.
-
-    Heads compare with the weights of all classes, a queue brings rows of earlier batches.
-    """
     sampler = recipe.sampler
-    if sampler.classes_per_batch > 1 or sampler.random_images or recipe.queue is not None:
-        return
+    no_others = sampler.classes_per_batch == 1 and not sampler.random_images
+    branches = len(recipe.embedding.taps) + 1
     for loss in (recipe.loss, *(term.loss for term in recipe.also)):
-        if loss.kind in METRIC_LOSSES and loss.kind != "pml":  # it may have weights of classes
+        compares_rows = loss.kind in METRIC_LOSSES and loss.kind != "pml"  # may have weights
+        if compares_rows and no_others and recipe.queue is None:
             raise RecipeError(
                 f"sampler.classes_per_batch = 1: loss.kind = {loss.kind!r} then has no "
                 "negatives; use 2 or more, or set sampler.random_images"
             )
-
-
-def branches_without_a_share(recipe: FinetuneRecipe, num_classes: int) -> None:
-    """Refuse loss.shares that are not one for each branch of the embedding."""
-    branches = len(recipe.embedding.taps) + 1
-    for loss in (recipe.loss, *(term.loss for term in recipe.also)):
         shares = getattr(loss, "shares", ())  # of "hdc"
         if branches > 1 and shares and len(shares) != branches:
             raise RecipeError(
                 f"embedding.taps makes {branches} branches, and loss.shares = {list(shares)} are "
                 f"of {len(shares)}; give a share for each branch"
             )
-
-
-def head_with_a_miner_or_a_queue(recipe: FinetuneRecipe, num_classes: int) -> None:
-    """Refuse [miner] and [queue] beside a head alone, which has no pairs."""
-    for key, part in (("miner", recipe.miner), ("queue", recipe.queue)):
-        if part is not None and recipe.loss.kind in HEADS and not recipe.also:
-            raise RecipeError(
-                f"loss.kind = {recipe.loss.kind!r} compares rows with weights, so [{key}] has "
-                "nothing to do; leave it out"
-            )
-
-
-TASK_REFUSALS = (
-    one_class,
-    batches_of_one_class,
-    branches_without_a_share,
-    head_with_a_miner_or_a_queue,
-)
+    if recipe.loss.kind in HEADS and not recipe.also:
+        for key, part in (("miner", recipe.miner), ("queue", recipe.queue)):
+            if part is not None:
+                raise RecipeError(
+                    f"loss.kind = {recipe.loss.kind!r} compares rows with weights, so [{key}] has "
+                    "nothing to do; leave it out"
+                )
 
 
 def class_neighbours(

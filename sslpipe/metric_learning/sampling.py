@@ -306,19 +306,26 @@ class ClassBuffer:
                 self._ready[label] = None
         full = len(self._waiting) > self._capacity
         # groups are looked for where a label more is ready, or may wait no longer
-        looks = self._nearest is None or full or again or len(members) == self._images
-        if looks and len(self._ready) >= self._classes:
-            if self._nearest is None:
-                chosen = list(self._ready)[: self._classes]
-            else:
-                chosen = self._in_groups(self._nearest, wait=not (full or again))
-            of_chosen = sum(len(self._of_label[c]) for c in chosen)
-            if len(chosen) == self._classes and len(self._waiting) - of_chosen >= self._others:
+        if self._nearest is None or full or again or len(members) == self._images:
+            chosen = self._choose(wait=not (full or again))
+            if chosen:
                 return self._take(chosen)
         if full:
             self._remove(next(iter(self._waiting)))
             self.dropped += 1
         return None
+
+    def _choose(self, *, wait: bool) -> list[int]:
+        """Choose the labels of a batch; [] where they, or the other samples, are not there yet."""
+        if len(self._ready) < self._classes:
+            return []
+        if self._nearest is None:
+            chosen = list(self._ready)[: self._classes]
+        else:
+            chosen = self._in_groups(self._nearest, wait=wait)
+        of_chosen = sum(len(self._of_label[label]) for label in chosen)
+        enough_others = len(self._waiting) - of_chosen >= self._others
+        return chosen if len(chosen) == self._classes and enough_others else []
 
     def _in_groups(self, nearest: dict[int, list[int]], *, wait: bool) -> list[int]:
         """Choose labels that are ready, each with its nearest; too few where it has to wait."""
