@@ -33,91 +33,111 @@ def explain_errors(
         tree: What was validated: the `kind` of a section says which keys are known in it.
     """
     items = sorted(error.errors(), key=lambda item: [str(part) for part in item["loc"]])
-    lines = list(dict.fromkeys(_explain(item, items, model, tree or {}) for item in items))
+    mistakes = _Mistakes(model, tree or {}, items)
+    lines = list(dict.fromkeys(map(mistakes.explain, items)))
     more = f"; and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
     return (f"{origin}: " if origin else "") + "; ".join(lines[:MOST_LINES]) + more
 
 
-def _explain(
-    item: ErrorDetails,
-    items: list[ErrorDetails],
-    model: type[BaseModel],
-    tree: Mapping[str, Any],
-) -> str:
-    loc = item["loc"]
-    key = ".".join(map(str, loc))
-    for depth in range(1, len(loc)):  # of several types, each has errors of its own
-        outer = _field_at(model, loc[:depth], tree)
-        if outer is not None and len(kinds := _type_names(outer)) > 1:
-            alike = [other for other in items if other["loc"][:depth] == loc[:depth]]
-            whole = min(alike, key=lambda other: len(other["loc"]))["input"]
-            neither = f"is neither {' nor '.join(kinds)}{lost_quotes(whole)}"
-            return f"{'.'.join(map(str, loc[:depth]))} = {shown(whole)} {neither}"
-    field = _field_at(model, loc, tree)
-    parent = _section_at(model, loc[:-1], tree) or model
-    match item["type"]:
-        case "extra_forbidden":
-            known = list(parent.model_fields)
-            settings = [each for each in known_keys(model) if not each.endswith(".kind")]
-            near = did_you_mean(str(loc[-1]), known)
-            near = near or did_you_mean_key(key, settings, most=1, cutoff=0.7)
-            return f"unknown key {key}{near}; known here: {', '.join(known)}"
-        case "missing":
-            if loc[-1] == "kind":  # the section says what it may be
-                field = _field_at(model, loc[:-1], tree)
-                return f"{key} is missing{_what_to_give(field, key.removesuffix('.kind'))}"
-            return f"{key} is missing{_what_to_give(field, key)}"
-        case "unknown_kind":
-            return f"{key} = {shown(item['input'])} {item['msg']}"
-        case "model_type" | "no_section":
-            value = item["input"]
-            usage = ""
-            if field is not None and _has_kind(field):
-                kind = value if isinstance(value, str) else (field.examples or ["..."])[0]
-                usage = f"; write {key}.kind={json.dumps(kind)}"
-            return f"{key} = {shown(value)} is no section{usage}"
-        case "literal_error" if loc[-1] == "kind":  # of one architecture, and a slash follows
-            return f"{key} = {shown(item['input'])}: write {item['ctx']['expected']}"
-        case "literal_error":
-            choices = re.findall(r"'([^']*)'", item["ctx"]["expected"])
-            near = did_you_mean(str(item["input"]), choices)
-            return f"{key} = {shown(item['input'])}: {item['msg'].lower()}{near}"
-        case "value_error":
-            text = str(item["ctx"]["error"])
-            return text if not key or text.startswith(f"{key}.") else f"{key}: {text}"
-    wrong = item["msg"].lower().replace("a valid tuple", "a list")  # as TOML calls it
-    wrong = wrong.replace("an instance of sequence", "a list")
-    return f"{key} = {shown(item['input'])}: {wrong}{lost_quotes(item['input'])}"
+class _Mistakes:
+    """All that is wrong with a file: `explain` makes a text of each."""
 
+    def __init__(
+        self, model: type[BaseModel], tree: Mapping[str, Any], items: list[ErrorDetails]
+    ) -> None:
+        self._model = model
+        self._tree = tree
+        self._items = items
 
-def _section_at(
-    model: type[BaseModel], loc: Sequence[int | str], tree: Any
-) -> type[BaseModel] | None:
-    """Return the class that reads what stands at a place of the tree; None where no class does."""
-    section: type[BaseModel] | None = model
-    for part in loc:
-        if isinstance(part, int):  # of a list of sections
-            tree = tree[part] if isinstance(tree, list | tuple) and part < len(tree) else None
-            continue
-        field = None if section is None else section.model_fields.get(part)
-        if field is None:
-            return None
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-        section = _section_of(field)
-        kinds = kinds_of(field)
-        if kinds is not None and isinstance(tree, Mapping):
-            section = kinds.find(tree.get("kind")) or section
-    return section
+    def explain(self, item: ErrorDetails) -> str:
+        """Return key, value, what is wrong, and the nearest valid key or value."""
+        loc = item["loc"]
+        if (text := self._of_several_types(loc)) is not None:
+            return text
+        key = ".".join(map(str, loc))
+        value = item["input"]
+        match item["type"]:
+            case "extra_forbidden":
+                return self._unknown_key(loc)
+            case "missing":
+                return self._missing(loc)
+            case "model_type" | "no_section":
+                return self._no_section(loc, value)
+            case "unknown_kind":
+                return f"{key} = {shown(value)} {item['msg']}"
+            case "literal_error" if loc[-1] == "kind":  # of one architecture, and a slash follows
+                return f"{key} = {shown(value)}: write {item['ctx']['expected']}"
+            case "literal_error":
+                choices = re.findall(r"'([^']*)'", item["ctx"]["expected"])
+                near = did_you_mean(str(value), choices)
+                return f"{key} = {shown(value)}: {item['msg'].lower()}{near}"
+            case "value_error":
+                text = str(item["ctx"]["error"])
+                return text if not key or text.startswith(f"{key}.") else f"{key}: {text}"
+        wrong = item["msg"].lower().replace("a valid tuple", "a list")  # as TOML calls it
+        wrong = wrong.replace("an instance of sequence", "a list")
+        return f"{key} = {shown(value)}: {wrong}{lost_quotes(value)}"
 
-
-def _field_at(
-    model: type[BaseModel], loc: Sequence[int | str], tree: Mapping[str, Any]
-) -> FieldInfo | None:
-    """Return the declaration of the setting at a place of the tree; None: there is none."""
-    if not loc or isinstance(loc[-1], int):
+    def _of_several_types(self, loc: Sequence[int | str]) -> str | None:
+        """Explain what is inside a value that is of none of several types: each has its errors."""
+        for depth in range(1, len(loc)):
+            outer = self._field_at(loc[:depth])
+            if outer is not None and len(kinds := _type_names(outer)) > 1:
+                alike = [other for other in self._items if other["loc"][:depth] == loc[:depth]]
+                whole = min(alike, key=lambda other: len(other["loc"]))["input"]
+                neither = f"is neither {' nor '.join(kinds)}{lost_quotes(whole)}"
+                return f"{'.'.join(map(str, loc[:depth]))} = {shown(whole)} {neither}"
         return None
-    section = _section_at(model, loc[:-1], tree)
-    return None if section is None else section.model_fields.get(loc[-1])
+
+    def _unknown_key(self, loc: Sequence[int | str]) -> str:
+        key = ".".join(map(str, loc))
+        known = list((self._section_at(loc[:-1]) or self._model).model_fields)
+        near = did_you_mean(str(loc[-1]), known)
+        if not near:
+            settings = [each for each in known_keys(self._model) if not each.endswith(".kind")]
+            near = did_you_mean_key(key, settings, most=1, cutoff=0.7)
+        return f"unknown key {key}{near}; known here: {', '.join(known)}"
+
+    def _missing(self, loc: Sequence[int | str]) -> str:
+        key = ".".join(map(str, loc))
+        if loc[-1] == "kind":  # the section says what it may be
+            field = self._field_at(loc[:-1])
+            return f"{key} is missing{_what_to_give(field, key.removesuffix('.kind'))}"
+        return f"{key} is missing{_what_to_give(self._field_at(loc), key)}"
+
+    def _no_section(self, loc: Sequence[int | str], value: Any) -> str:
+        key = ".".join(map(str, loc))
+        field = self._field_at(loc)
+        usage = ""
+        if field is not None and _has_kind(field):
+            kind = value if isinstance(value, str) else (field.examples or ["..."])[0]
+            usage = f"; write {key}.kind={json.dumps(kind)}"
+        return f"{key} = {shown(value)} is no section{usage}"
+
+    def _section_at(self, loc: Sequence[int | str]) -> type[BaseModel] | None:
+        """Return the class that reads what stands at a place; None where no class does."""
+        section: type[BaseModel] | None = self._model
+        tree: Any = self._tree
+        for part in loc:
+            if isinstance(part, int):  # of a list of sections
+                tree = tree[part] if isinstance(tree, list | tuple) and part < len(tree) else None
+                continue
+            field = None if section is None else section.model_fields.get(part)
+            if field is None:
+                return None
+            tree = tree.get(part) if isinstance(tree, Mapping) else None
+            section = _section_of(field)
+            kinds = kinds_of(field)
+            if kinds is not None and isinstance(tree, Mapping):
+                section = kinds.find(tree.get("kind")) or section
+        return section
+
+    def _field_at(self, loc: Sequence[int | str]) -> FieldInfo | None:
+        """Return the declaration of the setting at a place; None: there is none."""
+        if not loc or isinstance(loc[-1], int):
+            return None
+        section = self._section_at(loc[:-1])
+        return None if section is None else section.model_fields.get(loc[-1])
 
 
 def _has_kind(field: FieldInfo) -> bool:
