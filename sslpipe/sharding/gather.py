@@ -12,8 +12,7 @@ wrote the shard; a build knows them.
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +22,10 @@ from numpy.typing import NDArray
 from pyarrow import compute, types
 
 from sslpipe.data.columns import INTEGER, NO_VALUE, NUMBER, Kind, convert, kind_of, plain
-from sslpipe.data.index import IMAGE_SUFFIXES
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.files import Tree, parse_object
 from sslpipe.sharding.columns import Columns, check_name
-from sslpipe.sharding.scan import Sample, scan_tar
+from sslpipe.sharding.scan import Sample
 from sslpipe.sharding.sources import ColumnSpec, Images, Origin, SourceOptions, open_file, readable
 
 # 20240501 may be anything
@@ -192,60 +190,61 @@ def columns_of_images(images: Mapping[str, Images], options: SourceOptions) -> d
                 f"--columns={name!r}: the source has no such column{did_you_mean(name, known)}; "
                 f"it has: {', '.join(known) or 'none'}"
             )
-    matched = {key: match_names(own.names, options.name_pattern) for key, own in images.items()}
     names = {key: own.names for key, own in images.items()}
+    cells = {
+        key: {**own.cells, **match_names(own.names, options.name_pattern)}
+        for key, own in images.items()
+    }
     origin = next(iter(images.values())).origin
-    columns = list[tuple[ColumnSpec, Origin, Any]]()
-    for spec in _wanted(options):
-        is_in_name = spec.field in options.in_names
-        cells = [(matched[key] if is_in_name else images[key].cells)[spec.field] for key in images]
-        joined = _joined(cells)
-        columns.append((spec, "name" if is_in_name else origin, joined))
-    return _by_split(names, columns)
+    return _by_split(names, cells, options, origin)
+
+
+class TarCells(NamedTuple):
+    """What a tar has of the columns that are asked for."""
+
+    names: list[str]  # of its samples, for messages
+    cells: dict[str, list[Any]]  # of its samples, by column of the source
+    keys: set[str]  # that any KEY.json has
+
+
+def cells_of_tar(path: Path, samples: Sequence[Sample], options: SourceOptions) -> TarCells:
+    """Read columns from samples: keys of KEY.json, and named groups of an image's name.
+
+    Raises: DataError where a KEY.json is no object, or a name does not match.
+    """
+    if not options.fields and not options.in_names:  # no name of a million samples is kept
+        return TarCells([], {}, set())
+    names = [sample.name for sample in samples]
+    trees = read_json(path, samples) if options.fields else []
+    cells: dict[str, list[Any]] = {
+        field: [tree.get(field) for tree in trees] for field in options.fields
+    }
+    return TarCells(
+        names=[f"{path.name} {name}" for name in names],
+        cells={**cells, **match_names(names, options.name_pattern)},
+        keys={key for tree in trees for key in tree},
+    )
 
 
 def columns_of_tars(
-    shards: Mapping[str, Sequence[Path]],
-    options: SourceOptions,
-    *,
-    workers: int = 2,
-    suffixes: Sequence[str] = IMAGE_SUFFIXES,
+    tars: Mapping[str, Sequence[TarCells]], options: SourceOptions
 ) -> dict[str, Columns]:
-    """Read columns from the samples of tars, by split, in order; nothing else of them is read.
-
-    They are keys of KEY.json, and named groups of an image's name. Raises: DataError as
-    `columns_of_images`, and where a KEY.json is no object.
-    """
-    fields = options.fields
-    wanted = _wanted(options)
-
-    def read(path: Path) -> tuple[list[str], list[dict[str, object]]]:
-        samples = scan_tar(path, suffixes).samples
-        trees = read_json(path, samples) if fields else [{}] * len(samples)
-        return [sample.name for sample in samples], trees
-
-    names: dict[str, list[str]] = {split: [] for split in shards}
-    cells: dict[str, list[object]] = {spec.field: [] for spec in wanted}
-    seen = set[str]()
-    with ThreadPoolExecutor(workers) as pool:
-        for split, paths in shards.items() if wanted else ():
-            for path, (own, trees) in zip(paths, pool.map(read, paths), strict=True):
-                names[split] += [f"{path.name} {name}" for name in own]
-                matched = match_names(own, options.name_pattern)
-                for field in cells:
-                    cells[field] += matched.get(field) or [tree.get(field) for tree in trees]
-                seen |= {field for tree in trees for field in tree}
-    for field in fields:
+    """Bring the cells of tars together, by split, in order. Raises: DataError for a key in none."""
+    every = [tar for own in tars.values() for tar in own]
+    seen = set[str]().union(*(tar.keys for tar in every))
+    for field in options.fields:
         if field not in seen:
             raise DataError(
                 f"--columns={field!r}: no sample has it{did_you_mean(field, seen)}; in their "
                 f"JSON is: {', '.join(sorted(seen)[:20]) or 'nothing'}"
             )
-    columns = list[tuple[ColumnSpec, Origin, Any]]()
-    for spec in wanted:
-        origin: Origin = "name" if spec.field in options.in_names else "typed"
-        columns.append((spec, origin, cells[spec.field]))
-    return _by_split(names, columns)
+    names = {split: [name for tar in own for name in tar.names] for split, own in tars.items()}
+    fields = [*options.fields, *options.in_names]
+    cells = {
+        split: {field: [cell for tar in own for cell in tar.cells[field]] for field in fields}
+        for split, own in tars.items()
+    }
+    return _by_split(names, cells, options, "typed")
 
 
 def match_names(
@@ -336,13 +335,30 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def _by_split(
-    names: Mapping[str, Sequence[str]], columns: Iterable[tuple[ColumnSpec, Origin, Any]]
+    names: Mapping[str, Sequence[str]],
+    cells: Mapping[str, Mapping[str, Any]],
+    options: SourceOptions,
+    origin: Origin,
 ) -> dict[str, Columns]:
-    """Read columns of all splits, `names` of whose samples are for messages; cut them by split."""
+    """Read each column over all splits, and cut it by split.
+
+    Args:
+        names: By split, of the samples, for messages.
+        cells: By split and column of the source, what it has of the samples.
+        options: Which columns are read.
+        origin: What a text means that is in no name.
+    """
     every = [name for own in names.values() for name in own]
-    table = pa.table(
-        {spec.name: RawColumn(spec, origin, cells, every).read() for spec, origin, cells in columns}
-    )
+    columns = {}
+    for spec in _wanted(options):
+        column = RawColumn(
+            spec=spec,
+            origin="name" if spec.field in options.in_names else origin,
+            cells=_joined([own[spec.field] for own in cells.values()]),
+            names=every,
+        )
+        columns[spec.name] = column.read()
+    table = pa.table(columns)
     begin = 0
     tables = {}
     for split, own in names.items():

@@ -3,7 +3,7 @@
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from os.path import isfile
@@ -29,8 +29,8 @@ from sslpipe.sharding.build_report import (
     was_split_by_class,
     write_report,
 )
-from sslpipe.sharding.columns import save_columns, with_paths
-from sslpipe.sharding.gather import columns_of_tars
+from sslpipe.sharding.columns import Columns, save_columns, with_paths
+from sslpipe.sharding.gather import TarCells, cells_of_tar, columns_of_tars
 from sslpipe.sharding.join_tars import Joined, built_paths
 from sslpipe.sharding.measure import measure
 from sslpipe.sharding.record import merge_classes, open_manifest
@@ -119,17 +119,13 @@ def index_folder(
     Raises: DataError where a tar is compressed, cut, not laid out for webdataset, or in two splits;
     it is named.
     """
-    if value_range and not channels:
-        raise DataError("--range is of images that --channels names; give both, or neither")
     manifest = open_manifest(out)
     groups = {
         name: [path for path in paths if _has_member(path)] or paths for name, paths in tars.items()
     }
-    image = manifest.model_copy(update=joined.fields).image or RGB8
-    stored = manifest.image or RGB8
-    suffixes = ARRAY_SUFFIXES if channels or not image.is_rgb8 else IMAGE_SUFFIXES
-    if channels and stored.is_rgb8 and set(manifest.splits) - set(groups):
-        raise DataError(f"{out / 'dataset.json'} has splits of 8-bit RGB: index all at once")
+    suffixes = _suffixes(out, manifest, groups, joined, channels)
+    if value_range and not channels:
+        raise DataError("--range is of images that --channels names; give both, or neither")
     _check_once(out, groups, manifest)
 
     # the sidecars
@@ -143,40 +139,81 @@ def index_folder(
             unusual=scan.unusual,
             highest_label=max(sample.label for sample in scan.samples),
             has_json=any(sample.json for sample in scan.samples),
+            cells=cells_of_tar(path, scan.samples, columns),
         )
 
-    indexed: dict[str, list[_IndexedTar]] = {}
     with ThreadPoolExecutor(workers) as pool:
-        for name, paths in groups.items():
-            indexed[name] = list(pool.map(index, paths))
-    splits = {name: tuple(tar.entry for tar in own) for name, own in indexed.items()}
+        indexed = {name: list(pool.map(index, paths)) for name, paths in groups.items()}
+    every = list(chain(*indexed.values()))
     if joined.classes and not joined.numbers:
-        _check_named(chain(*indexed.values()), joined.classes)
+        _check_named(every, joined.classes)
 
     # dataset.json
-    kept = [name for name in manifest.splits if name not in groups]
-    if kept and image != stored and not channels:
-        raise DataError(f"{', '.join(kept)} of {out / 'dataset.json'} has images of another type")
-    classes = joined.classes or manifest.classes
-    if kept:
-        classes = merge_classes(manifest.classes, joined.classes)
-    update: dict[str, object] = {"classes": classes, "splits": {**manifest.splits, **splits}}
-    if not kept or "train" in groups:
-        update |= joined.fields
+    splits = {name: tuple(tar.entry for tar in own) for name, own in indexed.items()}
+    fields = _fields(manifest, splits, joined)
     if channels:
-        update |= _measured_fields(groups, channels, value_range)
-    values = columns_of_tars(groups, columns, workers=workers, suffixes=suffixes)
-    for name, paths in groups.items():
-        built = built_paths(paths, splits[name])
-        known = {column.lower() for column in values[name].column_names}
-        if built and PATH_COLUMN not in known:
-            values[name] = with_paths(values[name], built)
-    manifest = save_columns(out, manifest.model_copy(update=update), values)
+        fields |= _measured_fields(groups, channels, value_range)
+    cells = {name: [tar.cells for tar in own] for name, own in indexed.items()}
+    values = _with_paths(columns_of_tars(cells, columns), groups, splits)
+    manifest = save_columns(out, manifest.model_copy(update=fields), values)
 
     # the report
     empty = sorted({*chain(*tars.values())} - {*chain(*groups.values())})
-    report = _report(out, empty, list(chain(*indexed.values())), workers)
-    return Indexed(manifest, report)
+    return Indexed(manifest, _report(out, empty, every, workers))
+
+
+def _suffixes(
+    out: Path,
+    manifest: Manifest,
+    groups: Collection[str],
+    joined: Joined,
+    channels: tuple[str, ...] | None,
+) -> tuple[str, ...]:
+    """Return how the images end: RGB, or arrays where channels are named or stored.
+
+    Raises: DataError where splits that are kept are of another type.
+    """
+    kept = [name for name in manifest.splits if name not in groups]
+    stored = manifest.image or RGB8
+    if channels:
+        if kept and stored.is_rgb8:
+            raise DataError(f"{out / 'dataset.json'} has splits of 8-bit RGB: index all at once")
+        return ARRAY_SUFFIXES
+    image = manifest.model_copy(update=joined.fields).image or RGB8
+    if kept and image != stored:
+        raise DataError(f"{', '.join(kept)} of {out / 'dataset.json'} has images of another type")
+    return IMAGE_SUFFIXES if image.is_rgb8 else ARRAY_SUFFIXES
+
+
+def _fields(
+    manifest: Manifest, splits: Mapping[str, tuple[ShardFile, ...]], joined: Joined
+) -> dict[str, object]:
+    """Return what dataset.json says of these splits. Raises: DataError for new classes."""
+    is_all = set(manifest.splits) <= set(splits)
+    fields: dict[str, object] = {
+        "classes": joined.classes or manifest.classes,
+        "splits": {**manifest.splits, **splits},
+    }
+    if not is_all:
+        fields["classes"] = merge_classes(manifest.classes, joined.classes)
+    if is_all or "train" in splits:
+        fields |= joined.fields
+    return fields
+
+
+def _with_paths(
+    columns: Mapping[str, Columns],
+    groups: Mapping[str, Sequence[Path]],
+    splits: Mapping[str, Sequence[ShardFile]],
+) -> dict[str, Columns]:
+    """Add the paths that a build knows of its tars, unless a column is named so."""
+    added = dict(columns)
+    for name, table in columns.items():
+        known = {column.lower() for column in table.column_names}
+        built = built_paths(groups[name], splits[name])
+        if built and PATH_COLUMN not in known:
+            added[name] = with_paths(table, built)
+    return added
 
 
 class _IndexedTar(NamedTuple):
@@ -188,6 +225,7 @@ class _IndexedTar(NamedTuple):
     unusual: list[Group]
     highest_label: int  # -1: none has one
     has_json: bool
+    cells: TarCells
 
 
 def _check_named(tars: Iterable[_IndexedTar], classes: Sequence[str]) -> None:
