@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from sslpipe.data.image_type import RGB8, Colour, ImageType
 
@@ -254,6 +254,16 @@ def image_kind(raw: Buffer) -> Kind | None:
     if raw[:4] == b"RIFF" and raw[8:12] == b"WEBP":
         return "webp"
     return None
+
+
+def pillow_remarks() -> list[str]:
+    """Say that truncated images are no bad samples, where a program has set Pillow so."""
+    if not ImageFile.LOAD_TRUNCATED_IMAGES:
+        return []
+    return [
+        "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: truncated images are read, the rest of them "
+        "grey, and a process without it takes them for damaged; set it to False"
+    ]
 
 
 def _decode_jpeg(raw: Buffer, canvas_px: int) -> Pixels:

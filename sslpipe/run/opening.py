@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from sslpipe.data.decode import pillow_remarks
 from sslpipe.portable import ignores_hang_up
 from sslpipe.random import permutation
 from sslpipe.run.accelerator import Placed, describe_run, launcher_remarks, place
@@ -235,5 +236,5 @@ def _announce(run: Run[PartsT], remarks: Sequence[str]) -> None:
     )
     if ignores_hang_up():
         run.reporter.say("SIGHUP is ignored (nohup): closing the terminal does not stop the run")
-    for remark in [*launcher_remarks(run.placed.precision), *remarks]:
+    for remark in [*pillow_remarks(), *launcher_remarks(run.placed.precision), *remarks]:
         run.reporter.warn(remark)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from sslpipe.arguments import Progress, silent
+from sslpipe.data.decode import pillow_remarks
 from sslpipe.data.holdout import CLASS
 from sslpipe.data.image_type import RGB8, hex_colour
 from sslpipe.data.index import PATH_COLUMN, Manifest
@@ -337,7 +338,10 @@ def _report(
         left_out=[*(group for own in sources for group in own.left_out), *bad.groups()],
         looked_at=sum(shard.samples for own in written for shard in own.shards),
         images=merge_groups(group for own in written for group in own.remarks()),
-        doubts=list(dict.fromkeys(doubt for own in sources for doubt in own.doubts)),
+        doubts=[
+            *dict.fromkeys(doubt for own in sources for doubt in own.doubts),
+            *pillow_remarks(),
+        ],
         split_by_class=cut.split_by == CLASS,
         digests=recorded_digests(out),
         workers=workers,

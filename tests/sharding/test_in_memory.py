@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
+from PIL import Image, ImageFile
 from torch.utils.data import Dataset
 
 import sslpipe
 from sslpipe.errors import DataError
+from tests.helpers.runs import write_recipe
 from tests.helpers.shards import tree
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 9, 7, 3), np.uint8)
@@ -148,6 +149,22 @@ def test_a_bad_image_is_named_or_skipped(tmp_path):
     built = sslpipe.build_dataset(tmp_path / "set", images, skip_bad=True)
     assert sorted(line.partition(":")[0] for line in built.skipped) == ["train[3]", "train[4]"]
     assert contents(tmp_path / "set") == expected(NONE, range(3))
+
+
+def test_truncated_images_that_pillow_is_set_to_fill_are_said(tmp_path, monkeypatch, capsys):
+    """As programs for training set it; a later command, without it, takes them for damaged."""
+    file = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(file, "JPEG")
+    images = [*([image, "a"] for image in PIXELS[:8]), [file.getvalue()[:2000], "a"]]
+    with pytest.raises(DataError, match="truncated"):
+        sslpipe.build_dataset(tmp_path / "refused", images)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    built = sslpipe.build_dataset(tmp_path / "set", images)
+    assert any("LOAD_TRUNCATED_IMAGES is set" in doubt for doubt in built.report.doubts)
+    settings = ["steps=1", "data.batch_size=8", "data.holdout=0"]
+    sslpipe.train(write_recipe(tmp_path), tmp_path / "set", tmp_path / "run", overrides=settings)
+    assert "LOAD_TRUNCATED_IMAGES is set" in "".join(capsys.readouterr())
 
 
 class Keyed:
