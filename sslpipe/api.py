@@ -183,7 +183,7 @@ def embed(
     features = embed_split(network, fitting.view, rows, options, network=fitting.name)
     if fitting.whitening is not None:
         features = fitting.whitening(features)
-    return SplitEmbeddings.of(features, {**facts, "canvas_px": fitting.view.canvas_px})
+    return SplitEmbeddings.of(features, facts)
 
 
 def _embed_images(model: FrozenBackbone, images: Images, device: str) -> Embeddings:

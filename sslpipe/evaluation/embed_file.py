@@ -66,7 +66,6 @@ def embed_to_file(
     process = options.process
     # which parts are missing: one answer on all processes
     parts = out.with_name(f".{out.name}.parts")
-    facts = {**facts, "canvas_px": view.canvas_px}
     all_ids = np.arange(len(split), dtype=np.int64)
     ids = [all_ids[at : at + PART_SAMPLES] for at in range(0, len(split), PART_SAMPLES)]
     files = [parts / f"{number:06d}.safetensors" for number in range(len(ids))]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ Columns = list[tuple[str | None, Result]]  # a number, and its column of the tab
 SEED = 0  # of the labels that are drawn, the hold-out and the pairs
 LABELS_PER_CLASS = (100, 10)  # columns of the table
 FEWER_LABELS = (5, 1)  # measured, too
+LEAST_PROBED = 2  # rows of a class of a linear probe: one to fit and one to check
 MOST_NAMED = 5  # classes in a sentence
 FEWER_NEIGHBOURS = (1, 5)  # beside DINO's k
 # k is measured up to this, and beyond it up to so many times the rows of the largest train class
@@ -87,17 +87,15 @@ class Protocols:
                 f"kNN of {round((1 - known) * total):,} of {total:,} test samples, whose class "
                 "train lacks: it counts them as wrong"
             )
-        self._parts = [Part(KNN, partial(_knn_rows, self._neighbours()))] if known else []
-        for n in (*LABELS_PER_CLASS, *FEWER_LABELS) if known else ():
-            if self._measurable(n, f"kNN, {n} label{'s' * (n > 1)} per class"):
-                in_table = n in LABELS_PER_CLASS and self._most_have(n)
-                few = partial(few_shot_knn, labels_per_class=n, k=[min(20, n)])
-                score = partial(self._of_large, n, few_column(n) if in_table else None, few)
-                self._parts.append(Part(few_column(n), score))
+        self._parts: list[Part] = []
+        if known:
+            self._parts.append(_knn(self._neighbours()))
+            for n in (*LABELS_PER_CLASS, *FEWER_LABELS):
+                if self._measurable(n, f"kNN, {n} label{'s' * (n > 1)} per class"):
+                    self._parts.append(self._few_shot(n))
         self._parts += _inside_test(first[1], left_out)
-        if known and self._measurable(2, "linear probes"):  # a row to fit and one to check
-            score = partial(self._of_large, 2, LINEAR, linear_probe)
-            self._parts.append(Part(LINEAR, score, linear=True))
+        if known and self._measurable(LEAST_PROBED, "linear probes"):
+            self._parts.append(self._linear())
 
     def _neighbours(self) -> list[int]:
         """Choose the k of kNN; what is far beyond the largest class is said in `left_out`."""
@@ -141,24 +139,25 @@ class Protocols:
         With `use_up` the plain features are not needed later: they are flattened in place.
         """
         columns = self.columns()
-        results = list[Measured]()
+        results: list[Measured] = []
         flattened = [part for part in self._parts if not part.linear]
-        both = self._parts if self._can_probe(name, plain) else flattened, flattened
-        total = sum(map(len, both))
-        with progress(f"evaluate {name}", total) as advance:
-            for parts, is_flattened in zip(both, (False, True), strict=True):
-                pair = plain
-                power = None
-                if is_flattened:
-                    power = choose_power(plain[0], seed=SEED).power
-                    train, test = plain
-                    train, test = whiten(train, test, power=power, in_place=use_up)
-                    pair = train, test
-                for part in parts:
-                    for column, result in part.score(pair[0], pair[1]):
-                        shown = column if column in columns else None
-                        results.append(Measured(name, power, shown, result))
-                    advance(1)
+        parts = self._parts if self._can_probe(name, plain) else flattened
+
+        def measure(part: Part, train: Embeddings, test: Embeddings, power: float | None) -> None:
+            for column, result in part.score(train, test):
+                shown = column if column in columns else None
+                results.append(Measured(name, power, shown, result))
+
+        with progress(f"evaluate {name}", len(parts) + len(flattened)) as advance:
+            train, test = plain
+            for part in parts:
+                measure(part, train, test, None)
+                advance(1)
+            power = choose_power(train, seed=SEED).power
+            train, test = whiten(train, test, power=power, in_place=use_up)
+            for part in flattened:
+                measure(part, train, test, power)
+                advance(1)
         return results
 
     def _can_probe(self, name: str, plain: Pair) -> bool:
@@ -184,16 +183,27 @@ class Protocols:
 
     # of a number that needs some rows of each class in train: the classes that have them
 
-    def _of_large(
-        self,
-        count: int,
-        column: str | None,
-        score: Callable[..., list[Result]],
-        bank: Embeddings,
-        queries: Embeddings,
-    ) -> Columns:
-        """Score these classes only, which the protocols then say."""
-        results = score(*self._rows(bank, queries, count), seed=SEED)
+    def _few_shot(self, n: int) -> Part:
+        in_table = n in LABELS_PER_CLASS and self._most_have(n)
+
+        def score(bank: Embeddings, queries: Embeddings) -> Columns:
+            bank, queries = self._rows(bank, queries, n)
+            k = [min(20, n)]
+            results = few_shot_knn(bank, queries, labels_per_class=n, k=k, seed=SEED)
+            return self._in_column(few_column(n) if in_table else None, results, n)
+
+        return Part(few_column(n), score)
+
+    def _linear(self) -> Part:
+        def score(train: Embeddings, test: Embeddings) -> Columns:
+            train, test = self._rows(train, test, LEAST_PROBED)
+            results = linear_probe(train, test, seed=SEED)
+            return self._in_column(LINEAR, results, LEAST_PROBED)
+
+        return Part(LINEAR, score, linear=True)
+
+    def _in_column(self, column: str | None, results: list[Result], count: int) -> Columns:
+        """Put results into a column; protocols say which classes they are of."""
         kept = len(self._kept(count))
         total = len(self._counts)
         some = f" classes={kept}/{total}" if kept < total else ""
@@ -273,9 +283,13 @@ def few_column(labels_per_class: int) -> str:
     return f"{KNN}, {labels_per_class}/class"
 
 
-def _knn_rows(ks: list[int], bank: Embeddings, queries: Embeddings) -> Columns:
-    """KNN with all labels, each with its column; the table's has k = 20 where there are so many."""
+def _knn(ks: list[int]) -> Part:
+    """KNN with all labels; the table's has k = 20 where there are so many."""
     first = next((k for k in ks if k not in FEWER_NEIGHBOURS), ks[-1])
     in_table = protocol_id(CLOSE_K if CLOSE_K in ks else first, 0.07, "weighted")
-    results = knn_results(bank, queries, k=ks, vote="both")
-    return [(KNN if result.protocol == in_table else None, result) for result in results]
+
+    def score(bank: Embeddings, queries: Embeddings) -> Columns:
+        results = knn_results(bank, queries, k=ks, vote="both")
+        return [(KNN if result.protocol == in_table else None, result) for result in results]
+
+    return Part(KNN, score)

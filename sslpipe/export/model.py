@@ -180,6 +180,7 @@ class FrozenBackbone(SavedBackbone):
             "backbone_sha256": self.config.weights_sha256,
             "backbone": self.config.backbone.model_dump(),
             "view": view.config(),
+            "canvas_px": view.canvas_px,
             **({} if image is None else {"image": image.model_dump()}),
             **data_metadata(split),
             **named_classes(split),

@@ -285,8 +285,7 @@ class Embedder:
                     options=self.options,
                     bar=partial(self.progress, f"embed {split.name}"),
                 )
-            identity = {**metadata, "canvas_px": backbone.view.canvas_px}
-            rows = saved_embeddings(file, identity, split)
+            rows = saved_embeddings(file, metadata, split)
             if rows is not None:
                 known[split.name] = rows
                 self.say(f"{split.name}: {'written to' if new else 'read from'} {file}")
