@@ -43,13 +43,26 @@ class Leaks(NamedTuple):
     how: str
 
 
+@dataclass(frozen=True)
+class Others:
+    """Other networks, to compare with; see `verdict`.
+
+    Attributes:
+        names: Those of the sets that are theirs.
+        start: Which of these the run started from.
+        missing: Sentences on networks that could not be loaded.
+    """
+
+    names: Sequence[str] = ()
+    start: str | None = None
+    missing: Sequence[str] = ()
+
+
 def run_suite(
     sets: Mapping[str, Pair | Callable[[], Pair]],
     facts: dict[str, Any],
+    others: Others = Others(),
     *,
-    against: Sequence[str] = (),
-    start: str | None = None,
-    not_compared: Sequence[str] = (),
     not_measured: Sequence[str] = (),
     leaks: Leaks | None = None,
     device: torch.device | str = "cpu",
@@ -66,9 +79,7 @@ def run_suite(
             makes them when their turn comes, but for the first: one that fails is omitted; they
             are flattened in place.
         facts: Where the features come from, plain values.
-        against: Those of the sets that are other networks', to compare with; see `verdict`.
-        start: Which of those the run started from.
-        not_compared: Sentences on networks that could not be.
+        others: Which of the sets are other networks'.
         not_measured: Sentences on what else could have been; what makes a set may add some.
         leaks: Without these test samples each number of the table is given, too; None: not checked.
         device: Where the features are searched, if it has float64; they are moved there.
@@ -91,12 +102,13 @@ def run_suite(
         sets,
         ready,
         protocols,
-        start=start,
+        start=others.start,
         device=device,
         say=say,
         progress=progress,
     )
-    left_out += [f"{n}: {why}" for n, why in found.incomplete.items() if n not in against]
+    failed = [name for name in others.names if name in found.incomplete]
+    left_out += [f"{n}: {why}" for n, why in found.incomplete.items() if n not in failed]
     rows = [each.to_json() for each in found.numbers]
     labels = pair[1].labels.cpu().numpy()
     scores = Scores({}, labels[has_a_partner(labels)])
@@ -104,8 +116,7 @@ def run_suite(
         scores.take(each)
 
     # the answers
-    compared, unmet = _compare(found, scores, against, start, known_classes=known)
-    failed = [name for name in against if name in found.incomplete]
+    compared, unmet = _compare(found, scores, others, known_classes=known)
     not_embedded = [f"Not compared with {name}: {found.incomplete[name]}." for name in failed]
     report = {
         "schema_version": SCHEMA_VERSION,
@@ -113,9 +124,9 @@ def run_suite(
         "columns": protocols.columns(),
         "rows": rows,
         "left_out": list(dict.fromkeys([*not_measured, *left_out])),
-        "comparisons": comparisons(rows, scores.of, without=against) if known else [],
+        "comparisons": comparisons(rows, scores.of, without=others.names) if known else [],
         "against": compared,
-        "not_compared": [*not_compared, *not_embedded, *unmet],
+        "not_compared": [*others.missing, *not_embedded, *unmet],
     }
     if found.incomplete:
         report["incomplete"] = found.incomplete
@@ -200,8 +211,7 @@ def _measure_sets(
 def _compare(
     found: _Found,
     scores: Scores,
-    against: Sequence[str],
-    start: str | None,
+    others: Others,
     *,
     known_classes: bool,
 ) -> tuple[list[dict[str, Any]], list[str]]:
@@ -210,10 +220,10 @@ def _compare(
     Returns:
         The rows of `compare_all`, with their powers; a sentence where some cannot be compared.
     """
-    theirs = [*against] if known_classes else [*against, *BASELINES]
-    others = [name for name in theirs if name in found.by_set]
-    ours = [name for name in found.by_set if name not in (*against, *BASELINES)]
-    compare = partial(compare_all, ours, others, start, scores, known_classes=known_classes)
+    baselines = () if known_classes else BASELINES
+    theirs = [name for name in (*others.names, *baselines) if name in found.by_set]
+    ours = [name for name in found.by_set if name not in (*others.names, *BASELINES)]
+    compare = partial(compare_all, ours, theirs, others.start, scores, known_classes=known_classes)
     try:
         compared = compare()
     except KeyboardInterrupt:  # all is measured, and this takes seconds; a second one ends it
@@ -223,7 +233,7 @@ def _compare(
         row["power"] = powers[row["features"]]
         row["against_power"] = powers[row["against"]]
     met = {row["against"] for row in compared}
-    unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]
+    unmet = [BASELINES.get(name, name) for name in theirs if ours and name not in met]
     return compared, [_NOTHING_TO_COMPARE.format(" and ".join(unmet))] if unmet else []
 
 

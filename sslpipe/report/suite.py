@@ -36,7 +36,7 @@ from sslpipe.evaluation.features import (
 )
 from sslpipe.evaluation.protocols import SEED, Pair
 from sslpipe.evaluation.suite_file import check_split, features_name, own_name, with_own_name
-from sslpipe.evaluation.table import Leaks, check_labelled, run_suite
+from sslpipe.evaluation.table import Leaks, Others, check_labelled, run_suite
 from sslpipe.evaluation.verdict import BASELINES
 from sslpipe.export.load import FrozenBackbone, load_backbone, weights_text
 from sslpipe.export.saved import Config
@@ -159,9 +159,11 @@ def suite(
     measured = run_suite(
         sets,
         metadata,
-        against=[other.name for other in others],
-        start=next((other.name for other in others if other.is_start), None),
-        not_compared=not_compared,
+        Others(
+            names=[other.name for other in others],
+            start=next((other.name for other in others if other.is_start), None),
+            missing=not_compared,
+        ),
         not_measured=not_measured,
         leaks=leaks,
         device=options.device,

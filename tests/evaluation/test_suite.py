@@ -19,7 +19,7 @@ from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import linear_probe
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite_file import check_report, content_sha256
-from sslpipe.evaluation.table import Leaks, run_suite
+from sslpipe.evaluation.table import Leaks, Others, run_suite
 from sslpipe.evaluation.verdict import leakage_sentence
 from sslpipe.evaluation.verification import verification
 from sslpipe.evaluation.whiten import whiten
@@ -108,7 +108,7 @@ def test_each_set_is_flattened_by_the_power_that_its_own_train_rows_choose():
         for scale in (30, 0.1)
     )  # fmt: skip
     sets = {"ssl": tuple(wide), "other": tuple(narrow)}
-    report = run_suite(sets, {}, against=["other"])
+    report = run_suite(sets, {}, Others(["other"]))
     powers = {name: choose_power(train).power for name, (train, _) in sets.items()}
     assert powers["ssl"] > powers["other"]
     got = {r["features"]: r["power"] for r in report["rows"] if r["whitened"]}
@@ -379,7 +379,7 @@ def test_a_set_that_fails_is_named_and_the_others_are_as_without_it(report):
 
     other = train._replace(ids=train.ids + 1), test
     sets = {"ssl": (train, test), "theirs": fails, "noise": lambda: noise, "odd": lambda: other}
-    rest = run_suite(sets, {"data": "made up"}, against=["theirs"], start="theirs")
+    rest = run_suite(sets, {"data": "made up"}, Others(["theirs"], start="theirs"))
     assert rest["rows"] == report["rows"]
     assert rest["incomplete"]["theirs"] == "a shard is gone"
     assert "are not of the same samples" in rest["incomplete"]["odd"]

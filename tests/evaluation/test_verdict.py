@@ -16,7 +16,7 @@ from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.label_free import uniformity
 from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.suite_file import check_report, content_sha256
-from sslpipe.evaluation.table import run_suite
+from sslpipe.evaluation.table import Others, run_suite
 from sslpipe.evaluation.verdict import (
     Scores,
     against_sentences,
@@ -308,7 +308,8 @@ def report():
         "random": split(labels, pictures @ torch.randn(PIXELS, 4, generator=generator)),
     }
     said = ["Not compared with x: no such file."]
-    return sets, run_suite(sets, {}, against=["start", "twin"], start="start", not_compared=said)
+    others = Others(["start", "twin"], start="start", missing=said)
+    return sets, run_suite(sets, {}, others)
 
 
 @pytest.mark.promise(12)
@@ -363,7 +364,7 @@ def test_where_nothing_can_be_compared_that_is_said(sizes):
     generator = torch.Generator().manual_seed(1)
     labels = torch.where(ROWS < BANK, ROWS % 3, LABELS[sizes] + 100)
     pair = split(labels, torch.randn(len(ROWS), 8, generator=generator))
-    report = run_suite(dict.fromkeys(("ssl", "other", "pixels"), pair), {}, against=["other"])
+    report = run_suite(dict.fromkeys(("ssl", "other", "pixels"), pair), {}, Others(["other"]))
     assert report["against"] == report["comparisons"] == []
     assert report["verdict"].startswith("Not compared with other and raw pixels: train has not")
     assert "better" not in report["verdict"]
