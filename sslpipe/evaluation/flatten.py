@@ -3,7 +3,7 @@
 Where there are no labels to choose with, by a rule: docs/graded.md says how often it was right.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from sslpipe.data.subsets import has_a_partner
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.retrieval import retrieval_per_query
-from sslpipe.evaluation.whiten import Whitening, fit_powers, fit_whitening
+from sslpipe.evaluation.whiten import fit_powers
 from sslpipe.random import permutation
 
 POWERS = (0.25, 0.5, 1.0)
@@ -22,7 +22,6 @@ UNLABELLED_POWER = 0.25  # of every row that is ranked without labels
 METRICS = ("Recall@1", "MAP@R")
 CHOSEN_BY = "MAP@R"
 LEAST_CLASSES = 4  # with two images or more: two choose, two report
-LEAST_FLATTENED = 100  # rows: docs/graded.md measures no fewer
 MOST_SCORED = 1000  # images of a half by which a power is chosen
 
 
@@ -69,25 +68,6 @@ def choose_power(rows: Embeddings, dims: int | None = None, seed: int = 0) -> Po
         f"as they are {mean[None]:.1%}"
     )
     return Power(best, why, helps)
-
-
-def fit_flattening(
-    rows: Embeddings, *, by_labels: bool, say: Callable[[str], None]
-) -> tuple[Whitening | None, str]:
-    """Fit what a gallery or a search does to features by default, on its own images alone.
-
-    `by_labels`: labels, where there are enough, choose the power, or that none helps. `say` gets
-    where rows are few. Returns None where the features stay as they are; and words for the user.
-    """
-    count = len(rows.ids)
-    if count < LEAST_FLATTENED:
-        return None, f"as they are: {count} images are too few to flatten ({LEAST_FLATTENED})"
-    chosen = Power(UNLABELLED_POWER, f"power {UNLABELLED_POWER:g}", True)
-    chosen = choose_power(rows) if by_labels else chosen
-    if not chosen.helps:
-        return None, f"as they are, which no flattening improves ({chosen.why})"
-    fitted = fit_whitening(rows, power=chosen.power, say=say)
-    return fitted, f"flattened, fitted on {count:,} images ({chosen.why})"
 
 
 def with_matches(labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -24,11 +24,11 @@ from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError, shown
 from sslpipe.evaluation.embed import Embeddings, check_finite_rows
 from sslpipe.evaluation.feature_files import COMPARED, check_comparable
-from sslpipe.evaluation.flatten import fit_flattening
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
-from sslpipe.evaluation.selection import parse_conditions, select
 from sslpipe.evaluation.vectors import Features, alike, open_features
 from sslpipe.evaluation.whiten import Whitening
+from sslpipe.search.flattening import fit_flattening
+from sslpipe.search.selection import parse_conditions, select
 
 KEY_WINDOW_BYTES = 2**20  # read of a shard for a sample's key
 MOST_FITTED = 20_000  # rows, evenly spaced, that the spectrum is learned on

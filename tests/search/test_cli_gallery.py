@@ -211,7 +211,7 @@ def test_a_new_gallery_is_flattened_where_there_are_enough_images(
     words = photos / "photos", "--model", model
     _, said = gallery("enrol", plain, *words)
     assert "features as they are: 9 images are too few to flatten (100)" in said
-    monkeypatch.setattr("sslpipe.evaluation.flatten.LEAST_FLATTENED", 9)
+    monkeypatch.setattr("sslpipe.search.flattening.LEAST_FLATTENED", 9)
     _, said = gallery("enrol", book, *words)
     assert "features flattened, fitted on 9 images (power 0.25" in said
     assert "--no-flatten: as they are" in said
@@ -233,7 +233,7 @@ def test_a_new_gallery_is_flattened_where_there_are_enough_images(
     _, said = gallery("enrol", photos / "third.safetensors", *words, "--no-flatten")
     assert "features as they are" in said
     harm = Power(0.5, "MAP@R falls", False)
-    monkeypatch.setattr("sslpipe.evaluation.flatten.choose_power", lambda rows: harm)
+    monkeypatch.setattr("sslpipe.search.flattening.choose_power", lambda rows: harm)
     _, said = gallery("enrol", photos / "fourth.safetensors", *words)
     assert "features as they are, which no flattening improves (MAP@R falls)" in said
 

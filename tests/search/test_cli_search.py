@@ -137,7 +137,7 @@ def test_features_are_flattened_unless_told_otherwise(call, shop, model, monkeyp
     words = ["search", shop / "all.safetensors", shop / "photos/bob/1.png", "--model", model]
     words += ["--data", shop / "data"]
     plain, _ = call(*words)
-    monkeypatch.setattr("sslpipe.evaluation.flatten.LEAST_FLATTENED", 9)
+    monkeypatch.setattr("sslpipe.search.flattening.LEAST_FLATTENED", 9)
     flat, errors = call(*words)
     assert "features flattened, fitted on 9 images (power 0.25)" in errors
     assert flat != plain

@@ -18,7 +18,7 @@ from sslpipe.search.images import ImageSearch
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 
-CHOOSE = "sslpipe.evaluation.flatten"
+CHOOSE = "sslpipe.search.flattening"
 THEMES = ["a", "b", None, "a", "b", "c", "a"]
 FACTS = {"backbone_sha256": "0" * 64, "view": {"crop_px": 16}}
 

@@ -380,7 +380,7 @@ def _new(
     import torch
 
     from sslpipe.evaluation.embed import Embeddings
-    from sslpipe.evaluation.flatten import fit_flattening
+    from sslpipe.search.flattening import fit_flattening
     from sslpipe.search.gallery import Gallery
 
     flattening = None

@@ -7,7 +7,7 @@ import pytest
 
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError
-from sslpipe.evaluation.selection import parse_conditions, select
+from sslpipe.search.selection import parse_conditions, select
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 
