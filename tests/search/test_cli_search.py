@@ -54,6 +54,18 @@ def test_an_image_finds_itself_then_its_class(call, shop, model):
     assert "<cy>" not in (shop / "found.html").read_text()  # escaped
 
 
+def test_of_two_data_sets_a_sample_is_named_with_its_own(call, shop, model, tmp_path):
+    other = shutil.copytree(shop / "data", tmp_path / "more")
+    rows, data, query = shop / "all.safetensors", shop / "data", shop / "photos/bob/1.png"
+    words = ["search", f"{rows},{rows}", query, "--model", model, "--top", 2, "--data", data]
+    samples = [line.split("\t")[3] for line in call(*words, "--data", other)[0].splitlines()]
+    found = json.loads(call(*words, "--data", other, "--json")[0])
+    assert samples == [f"{one['data']}:all:{one['id']}" for one in found]
+    assert {one["data"] for one in found} == {str(data), str(other)}
+    alone = [line.split("\t")[3] for line in call(*words)[0].splitlines()]
+    assert alone == [f"all:{one['id']}" for one in found]
+
+
 def test_a_query_of_16_bits_is_on_the_page(call, shop, model):
     deep = np.arange(640 * 480, dtype=np.uint32).astype(np.uint16).reshape(480, 640)
     Image.fromarray(deep).save(shop / "deep.png")

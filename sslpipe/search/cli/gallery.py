@@ -293,7 +293,7 @@ def identify(
 @command(
     app,
     name="verify",
-    examples=["sslpipe gallery verify a.jpg b.jpg --model out/backbone"],
+    examples=["sslpipe gallery verify a.jpg b.jpg --model out/backbone --pairs PHOTOS"],
 )
 def verify_command(
     images: Annotated[tuple[Path, Path], argument("Two images.", metavar="IMAGE")],

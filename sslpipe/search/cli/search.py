@@ -64,9 +64,10 @@ def search(
 ) -> None:
     """Show the images of a data set that are nearest to an image.
 
-    A line each: query, place, score, sample, name, class. The search is exact. The features file is
-    the index: embed new images as a data set of their own, and name both files. Vectors that
-    another program made are searched by vectors, without --model and --data.
+    A line each: query, place, score, sample (of several data sets with its own), name, class. The
+    search is exact. The features file is the index: embed new images as a data set of their own,
+    and name both files. Vectors that another program made are searched by vectors, without --model
+    and --data.
     """
     inputs.check_model(model)
     files = _feature_files(features)
@@ -99,8 +100,9 @@ def search(
     if as_json:
         show_json(lines)
     else:
+        several = len({*places}) > 1
         for line in lines:
-            typer.echo(_in_words(line))
+            typer.echo(_in_words(line, with_data=several))
     if out is not None:
         from sslpipe.search.pages import search_page
 
@@ -164,13 +166,14 @@ def _line(
     }
 
 
-def _in_words(line: dict[str, Any]) -> str:
-    """Return what is printed of a hit."""
+def _in_words(line: dict[str, Any], *, with_data: bool) -> str:
+    """Return what is printed of a hit, with its data set where there are several."""
+    sample = f"{line['split'] or '-'}:{line['id']}"
     cells = (
         line["query"],
         line["place"],
         f"{line['score']:.4f}",
-        f"{line['split'] or '-'}:{line['id']}",
+        f"{line['data']}:{sample}" if with_data else sample,
         line["name"],
         line["class"] or "-",
     )
