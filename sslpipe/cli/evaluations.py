@@ -155,39 +155,45 @@ def _form(train: Features, power: float | None) -> dict[str, Any]:
     return form
 
 
+def _measure(
+    name: str, evaluate: Callable[..., list[Result]], files: Files, options: dict[str, Any]
+) -> None:
+    """Open both files, evaluate, print the results and write them. `options`: of `evaluate`."""
+    check_file(files.out, (".json",))
+    accepted = inspect.signature(evaluate).parameters
+    target, process = start(files.device, "" if "process" in accepted else name)
+    if "process" in accepted:
+        options["process"] = process
+    train, test = _open_sides(name, files, one_split=options.get("exclude_same_id", False))
+    for key, column in options.items():
+        if column is not None and accepted[key].annotation in _CODES:
+            options[key] = _codes((train, test), key, column)
+    bank = train.rows
+    queries = test.rows
+    power = files.whiten_power
+    if power is not None:
+        bank, queries = whiten(bank, queries, power=power)
+    if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
+        bank = bank.to(target)
+    with working(name):
+        results = evaluate(bank, queries.to(target), **options)
+    if process.rank == 0:
+        prefix = "" if power is None else f"{form_name(True, power)} "
+        print_results(f"{name}: {files.train.name} -> {files.test.name}", results, prefix)
+        if files.out is not None:
+            beside = _form(train, power)
+            files.out.parent.mkdir(parents=True, exist_ok=True)
+            write_json(files.out, [{**beside, **result.to_json()} for result in results])
+    end_processes()
+
+
 def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
     """Make a subcommand whose options are the evaluation's own keyword arguments."""
     accepted = list(inspect.signature(evaluate).parameters.values())[2:]
-    takes_process = any(parameter.name == "process" for parameter in accepted)
-    columns = [parameter.name for parameter in accepted if parameter.annotation in _CODES]
 
     def run(**values: Any) -> None:
         files = Files(**{field.name: values.pop(field.name) for field in fields(Files)})
-        check_file(files.out, (".json",))
-        target, process = start(files.device, "" if takes_process else name)
-        if takes_process:
-            values["process"] = process
-        train, test = _open_sides(name, files, one_split=values.get("exclude_same_id", False))
-        for column in columns:
-            if values[column] is not None:
-                values[column] = _codes((train, test), column, values[column])
-        bank = train.rows
-        queries = test.rows
-        power = files.whiten_power
-        if power is not None:
-            bank, queries = whiten(bank, queries, power=power)
-        if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
-            bank = bank.to(target)
-        with working(name):
-            results = evaluate(bank, queries.to(target), **values)
-        if process.rank == 0:
-            prefix = "" if power is None else f"{form_name(True, power)} "
-            print_results(f"{name}: {files.train.name} -> {files.test.name}", results, prefix)
-            if files.out is not None:
-                beside = _form(train, power)
-                files.out.parent.mkdir(parents=True, exist_ok=True)
-                write_json(files.out, [{**beside, **result.to_json()} for result in results])
-        end_processes()
+        _measure(name, evaluate, files, values)
 
     summary, helps = documentation(evaluate)
     names = _OPTIONS.get(name, [p.name for p in accepted if p.name != "process"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,7 +149,7 @@ def _scan_images(
 
     readable: list[int] = []
 
-    def read() -> Any:
+    def read() -> Iterator[NDArray[np.uint8]]:
         for number in range(len(images)):
             try:
                 pixels = pixels_of(number)
@@ -170,15 +171,8 @@ def _scan_images(
         str(each) if isinstance(each, str | Path) else f"images[{number}]"
         for number, each in zip(readable, given, strict=True)
     ]
-    samples = Samples(
-        splits=("images",),
-        split=samples.split,
-        ids=np.array(readable, np.int64),
-        keys=keys,
-        pixels_sha256=samples.pixels_sha256,
-        sizes=samples.sizes,
-        thumbs=samples.thumbs,
-    )
+    ids = np.array(readable, np.int64)
+    samples = replace(samples, splits=("images",), ids=ids, keys=keys)
     return samples, lambda rows: {row: pixels_of(readable[row]) for row in rows.tolist()}
 
 

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +33,8 @@ Integers = NDArray[np.int64]
 T = TypeVar("T")
 
 
-class Samples(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Samples:
     """The N readable samples of some splits, one split after the other, by id."""
 
     splits: tuple[str, ...]

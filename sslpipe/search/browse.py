@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from sslpipe.arguments import checked
-from sslpipe.data.index import DatasetIndex
+from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import keys_of
 from sslpipe.errors import DataError, UserError, as_path, counted, install
 from sslpipe.evaluation.neighbours import nearest
@@ -104,8 +104,7 @@ def write_map(
     pictures: dict[int, bytes] = {}
     if split is not None:
         say(f"{len(rows.ids):,} thumbnails")
-        for sample, image in small_images(split, rows.ids.tolist()):
-            pictures[sample] = encoded(image.convert("RGB"), "jpeg")
+        pictures = _thumbnails(split, rows.ids.tolist())
         readable = [sample in pictures for sample in rows.ids.tolist()]
         rows = rows.rows(torch.tensor(readable, dtype=torch.bool))
     ids = rows.ids.tolist()
@@ -134,16 +133,27 @@ def write_map(
     }
     if split is not None:
         columns["image"] = [{"bytes": pictures[sample]} for sample in ids]
-        for name in split.columns:
-            if split.has_values(name):
-                shown_as = name
-                while shown_as in {*OWN, *columns}:
-                    shown_as += "_column"
-                columns[shown_as] = split.column(name).show(ids)
+        _add_columns_of_data(columns, split, ids)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         parquet.write_table(pa.table(columns), temporary)
     return len(ids)
+
+
+def _thumbnails(split: Split, ids: list[int]) -> dict[int, bytes]:
+    """Return a JPEG of each sample that can be decoded."""
+    images = small_images(split, ids)
+    return {sample: encoded(image.convert("RGB"), "jpeg") for sample, image in images}
+
+
+def _add_columns_of_data(columns: dict[str, list[Any]], split: Split, ids: list[int]) -> None:
+    """Add the columns of a data set, as text; one that has the name of another is renamed."""
+    for name in split.columns:
+        if split.has_values(name):
+            shown_as = name
+            while shown_as in {*OWN, *columns}:
+                shown_as += "_column"
+            columns[shown_as] = split.column(name).show(ids)
 
 
 def show_map(
