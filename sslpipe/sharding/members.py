@@ -56,33 +56,11 @@ def to_member(raw: bytes) -> tuple[Kind, bytes]:
 
 def remarks_on(raw: bytes, *, on_background: bool) -> list[str]:
     """Return what a decodable image loses on the way to 8-bit RGB, or that it is tiny."""
-    remarks = []
     try:
-        if image_kind(raw) is not None and min(header_size(raw)) < SMALL_PX:
-            remarks.append(f"a side below {SMALL_PX} px")
-        if image_kind(raw) == "jpg" and is_plain_jpeg(raw):
-            return remarks
+        if is_plain_jpeg(raw):
+            return _remarks_on_size(header_size(raw))
         image = _open(raw, ("JPEG", "PNG", "WEBP", *_OTHER_FORMATS))
-        if image_kind(raw) is None and min(image.size) < SMALL_PX:
-            remarks.append(f"a side below {SMALL_PX} px")
-        if image.mode in ("CMYK", "LAB"):
-            remarks.append(f"{image.mode}, converted without their colour profile")
-        bits = image.tag_v2.get(_TIFF_BITS, (8,)) if isinstance(image, TiffImageFile) else (8,)
-        deep = image.mode.startswith("I") or max(bits) > 8
-        deep = raw[24] == 16 if image_kind(raw) == "png" else deep  # its header tells more
-        if deep:
-            remarks.append(
-                "16-bit values, of which the upper 8 bits are used (a smaller range looks almost "
-                "black: scale it to 0 to 65,535 first, or keep all bits with `sslpipe sensors "
-                "build`)"
-            )
-        if isinstance(image, TiffImageFile) and image.n_frames > 1:
-            remarks.append(
-                "several pages, of which the first is used (`sslpipe sensors build --pages` reads "
-                "all)"
-            )
-        elif image_kind(raw) != "jpg" and getattr(image, "is_animated", False):
-            remarks.append("several frames, as of an animation, of which the first is used")
+        remarks = [*_remarks_on_size(image.size), *_remarks_on_values(raw, image)]
         if not on_background and _with_alpha(raw) is not None:
             alpha = image.convert("RGBA").getchannel("A")
             if alpha.tobytes().strip(b"\xff"):
@@ -93,6 +71,33 @@ def remarks_on(raw: bytes, *, on_background: bool) -> list[str]:
     except Exception:  # decoders mend damage that headers of the same bytes show
         return []
     return remarks
+
+
+def _remarks_on_size(size: tuple[int, int]) -> list[str]:
+    return [f"a side below {SMALL_PX} px"] if min(size) < SMALL_PX else []
+
+
+def _remarks_on_values(raw: bytes, image: Image.Image) -> Iterator[str]:
+    """Say what of an image's values or frames is not used."""
+    kind = image_kind(raw)
+    if image.mode in ("CMYK", "LAB"):
+        yield f"{image.mode}, converted without their colour profile"
+    bits = image.tag_v2.get(_TIFF_BITS, (8,)) if isinstance(image, TiffImageFile) else (8,)
+    is_deep = image.mode.startswith("I") or max(bits) > 8
+    if kind == "png":  # its header tells more
+        is_deep = raw[24] == 16
+    if is_deep:
+        yield (
+            "16-bit values, of which the upper 8 bits are used (a smaller range looks almost "
+            "black: scale it to 0 to 65,535 first, or keep all bits with `sslpipe sensors "
+            "build`)"
+        )
+    if isinstance(image, TiffImageFile) and image.n_frames > 1:
+        yield (
+            "several pages, of which the first is used (`sslpipe sensors build --pages` reads all)"
+        )
+    elif kind != "jpg" and getattr(image, "is_animated", False):
+        yield "several frames, as of an animation, of which the first is used"
 
 
 def _with_alpha(raw: bytes) -> Image.Image | None:

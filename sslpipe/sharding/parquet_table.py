@@ -30,6 +30,7 @@ from sslpipe.sharding.sources import (
     readable,
     reported,
     root_folder,
+    unnamed_split,
 )
 from sslpipe.sharding.split_names import GENERIC, split_of, without_number
 from sslpipe.sharding.tables import (
@@ -111,9 +112,7 @@ def _files_by_split(options: SourceOptions) -> tuple[Path, dict[str, list[_File]
     else:
         root = root_folder(options)
         files = _find_files(root)
-    if len(files) == 1 and not split_of(next(iter(files))):  # a name that says nothing of splits
-        files = {options.split or "train": next(iter(files.values()))}
-    return root, files
+    return root, unnamed_split(files, options)
 
 
 def _find_files(root: Path) -> dict[str, list[_File]]:

@@ -338,20 +338,11 @@ def _to_sample(
         what = f"images of more than {MAX_BYTES:,} bytes"
         left_out.add(what, image.name, f".{image.suffix}")
         return None
-    # what belongs to it: KEY.cls and KEY.json, where KEY is the image's name to its last dot or key
-    label = -1
-    used = [image]
+    # what belongs to it, where KEY is the image's name to its last dot, or its key
     members = [*shared, *group]
-    text = None if label_suffix is None else _belonging(members, image, label_suffix)
-    if text is not None:
-        used.append(text)
-    classes = _belonging(members, image, "cls") if label_suffix is None else None
-    if classes is not None:
-        used.append(classes)
-        label = _read_label(path, descriptor, classes)
+    labelled = _belonging(members, image, label_suffix or "cls")
     json = _belonging(members, image, "json")
-    if json is not None:
-        used.append(json)
+    used = (image, labelled, json)
     for member in group:
         if member not in used:
             left_out.add(BESIDE, member.name, f".{member.suffix}")
@@ -366,10 +357,10 @@ def _to_sample(
         start=first.start,
         end=last.end,
         image=(image.data, image.size),
-        label=label,
+        label=-1 if label_suffix or not labelled else _read_label(path, descriptor, labelled),
         name=image.name,
-        json=None if json is None else (json.data, json.size),
-        text=None if text is None else (text.data, text.size),
+        json=json and (json.data, json.size),
+        text=(labelled.data, labelled.size) if label_suffix and labelled else None,
     )
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +137,7 @@ _OF_FILES = {
 }
 _UPPER = tuple(suffix.upper() for suffix in SUFFIXES)
 
+Files = TypeVar("Files")
 Place = Path | str  # of an image: a file, or a URL
 Row = tuple[Place, str | None]  # an image and its class
 SourceReader = Callable[[SourceOptions], dict[str, Images]]  # images by split; raises DataError
@@ -475,6 +476,13 @@ def chosen_splits(options: SourceOptions, there: Iterable[str], where: object) -
             f"{where} has no split {options.split!r}{near}; it has: {listed(known, MOST_NAMED)}"
         )
     return known if wanted is None else [wanted]
+
+
+def unnamed_split(groups: dict[str, Files], options: SourceOptions) -> dict[str, Files]:
+    """Name the only split of files whose names say nothing of splits as --split does, or train."""
+    if len(groups) != 1 or split_of(next(iter(groups))):
+        return groups
+    return {options.split or "train": next(iter(groups.values()))}
 
 
 def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:

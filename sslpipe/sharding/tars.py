@@ -28,8 +28,8 @@ from sslpipe.sharding.sources import (
     readable,
     reported,
     root_folder,
+    unnamed_split,
 )
-from sslpipe.sharding.split_names import split_of
 from sslpipe.sharding.tables import unread_columns
 
 LABEL_COLUMN = "label"  # the default of --label-column, for which KEY.cls comes first
@@ -57,9 +57,7 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
     root = root_folder(options)
     if options.out is not None and root.resolve() == options.out.resolve():
         raise DataError(f"{root} holds the tars that are read; write the data set elsewhere")
-    groups = find_tars(root, None)
-    if len(groups) == 1 and not split_of(next(iter(groups))):  # a name that says nothing of splits
-        groups = {options.split or "train": next(iter(groups.values()))}
+    groups = unnamed_split(find_tars(root, None), options)
     chosen = chosen_splits(options, groups, root)
     tars = {split: [_read_tar(path, options) for path in paths] for split, paths in groups.items()}
     every = [tar for own in tars.values() for tar in own]

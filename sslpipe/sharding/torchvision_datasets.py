@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.sharding.members import encode_png
@@ -40,33 +41,13 @@ def read_torchvision(options: SourceOptions) -> dict[str, Images]:
 def _from_torchvision(
     constructor: Any, takes: Iterable[str], split: str, options: SourceOptions
 ) -> Images:
-    # the constructor's arguments: not two of these classes take the same
-    root = root_folder(options, must_exist=not options.download)
-    arguments: dict[str, Any] = {"root": str(root)}
-    if "train" in takes:
-        if split not in ("train", "test"):
-            raise DataError(f"torchvision's {options.name} has no split {split!r}: train, test")
-        arguments["train"] = split == "train"
-    else:
-        arguments["split"] = split
-    if "download" in takes:
-        arguments["download"] = options.download
-    if "loader" in takes:
-        arguments["loader"] = read_file
+    arguments = _arguments(takes, split, options)
     try:
         dataset = constructor(**arguments)
     except (RuntimeError, ValueError, OSError) as error:
         raise DataError(f"torchvision's {options.name}: {error}") from error
-    # labels: from the attribute where there is one, else by reading every image
-    stored = next((getattr(dataset, k) for k in _LABEL_NAMES if hasattr(dataset, k)), None)
-    if stored is None:
-        stored = [label for _, label in dataset]
-    labels = np.array(stored if isinstance(stored, list) else stored.tolist())  # array or tensor
-    if labels.shape != (len(dataset),) or not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"torchvision's {options.name} does not give one integer label an image")
+    labels = _labels(dataset, options.name)
     names = getattr(dataset, "classes", None) or range(int(labels.max(initial=-1)) + 1)
-    # texts, numbers, or synonyms, of which the first is taken
-    classes = tuple(str(name[0] if isinstance(name, tuple | list) else name) for name in names)
 
     def read(i: int) -> bytes:
         image = dataset[i][0]
@@ -75,8 +56,39 @@ def _from_torchvision(
         return encode_png(np.asarray(image if image.mode == "L" else image.convert("RGB")))
 
     first = len(read(0)) if len(dataset) else 0
-    sizes = np.full(len(dataset), first, np.int64)
-    numbers = [f"{split}/{i}" for i in range(len(dataset))]
     return Images(
-        names=numbers, labels=labels.astype(np.int64), sizes=sizes, classes=classes, read=read
+        names=[f"{split}/{i}" for i in range(len(dataset))],
+        labels=labels,
+        sizes=np.full(len(dataset), first, np.int64),
+        # texts, numbers, or synonyms, of which the first is taken
+        classes=tuple(str(name[0] if isinstance(name, tuple | list) else name) for name in names),
+        read=read,
     )
+
+
+def _arguments(takes: Iterable[str], split: str, options: SourceOptions) -> dict[str, Any]:
+    """Return the constructor's arguments: not two of these classes take the same."""
+    root = root_folder(options, must_exist=not options.download)
+    arguments: dict[str, Any] = {"root": str(root)}
+    if "train" not in takes:
+        arguments["split"] = split
+    elif split in ("train", "test"):
+        arguments["train"] = split == "train"
+    else:
+        raise DataError(f"torchvision's {options.name} has no split {split!r}: train, test")
+    if "download" in takes:
+        arguments["download"] = options.download
+    if "loader" in takes:
+        arguments["loader"] = read_file
+    return arguments
+
+
+def _labels(dataset: Any, name: str | None) -> NDArray[np.int64]:
+    """Return the label of each image, (n,), from an attribute, else by reading every image."""
+    stored = next((getattr(dataset, k) for k in _LABEL_NAMES if hasattr(dataset, k)), None)
+    if stored is None:
+        stored = [label for _, label in dataset]
+    labels = np.array(stored if isinstance(stored, list) else stored.tolist())  # array or tensor
+    if labels.shape != (len(dataset),) or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"torchvision's {name} does not give one integer label an image")
+    return labels.astype(np.int64)

@@ -85,12 +85,10 @@ def walk(
         folders.append(folder)
         for child in children:
             path = folder / child.name
-            if reason := _reason_of_name(child.name):
-                entries.append(Entry(path, reason, child.name if reason == _OF_SYSTEM else ""))
-            elif _is_folder(child):
-                (links if child.is_symlink() else real).append(path)
-            else:
+            if _reason_of_name(child.name) or not _is_folder(child):
                 entries.append(_look_at(path, child, names, suffixes))
+            else:
+                (links if child.is_symlink() else real).append(path)
     return Walked(sorted(entries, key=lambda entry: entry.path), sorted(folders[1:]))
 
 
@@ -124,15 +122,13 @@ def _look_at(
     path: Path, child: "os.DirEntry[str]", names: set[str], suffixes: tuple[str, ...]
 ) -> Entry:
     """Judge a file by its name, and where that is an image's by what lies there."""
+    if reason := _reason_of_name(child.name):
+        return Entry(path, reason, child.name if reason == _OF_SYSTEM else "")
     is_link = child.is_symlink()
     suffix = path.suffix.lower()
-    stem = path.with_suffix("")
-    if (
-        suffix == ".dvc"
-        and stem.name not in names
-        and (not stem.suffix or is_image(stem, suffixes))
-    ):
-        return Entry(stem, absent="files and folders whose content DVC has not fetched")
+    if _is_of_dvc(path, names, suffixes):
+        absent = "files and folders whose content DVC has not fetched"
+        return Entry(path.with_suffix(""), absent=absent)
     if not is_image(path, suffixes):
         if is_link and not path.exists():
             return Entry(path, NOWHERE, suffix)
@@ -150,6 +146,13 @@ def _look_at(
     if status.st_size <= POINTER_BYTES and read_file(path).startswith(_POINTERS):
         return Entry(path, absent="pointers of git-lfs or git-annex without content")
     return Entry(path, is_link=is_link)
+
+
+def _is_of_dvc(path: Path, names: set[str], suffixes: tuple[str, ...]) -> bool:
+    """Return whether a file stands for an image, or a folder, that is not beside it."""
+    stem = path.with_suffix("")
+    is_wanted = not stem.suffix or is_image(stem, suffixes)
+    return path.suffix.lower() == ".dvc" and stem.name not in names and is_wanted
 
 
 def links_to_same(images: list[Entry]) -> set[Path]:
