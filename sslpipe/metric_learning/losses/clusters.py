@@ -8,14 +8,13 @@ from torch import Tensor, nn
 
 from sslpipe.metric_learning.losses.metric_loss import MetricLoss, NumClasses
 from sslpipe.metric_learning.losses.pairwise import (
-    NEVER,
     LabelledRows,
     Pairs,
     PerAnchor,
-    centered_columns,
     occurrence,
     per_row,
 )
+from sslpipe.metric_learning.losses.tiled import NEVER, centered_columns
 from sslpipe.metric_learning.losses.triplet import triplet_sums
 from sslpipe.precision import to_float64
 from sslpipe.registry.part import Dim

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sslpipe.distributed import global_mean
 from sslpipe.metric_learning.losses.metric_loss import AboveZero
-from sslpipe.metric_learning.losses.pairwise import NEVER
+from sslpipe.metric_learning.losses.tiled import NEVER
 from sslpipe.registry.part import Part
 
 

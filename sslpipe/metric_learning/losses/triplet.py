@@ -21,8 +21,8 @@ from sslpipe.metric_learning.losses.pairwise import (
     linear,
     per_pair,
     per_row,
-    tiles,
 )
+from sslpipe.metric_learning.losses.tiled import tiles
 from sslpipe.registry.part import Dim
 
 Shape = Literal["hinge", "softplus", "ratio"]

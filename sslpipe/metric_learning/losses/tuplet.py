@@ -16,18 +16,15 @@ from torch.autograd.function import once_differentiable
 from sslpipe.distributed import gather_with_grad, global_sum
 from sslpipe.metric_learning.losses.metric_loss import AboveZero, MetricLoss
 from sslpipe.metric_learning.losses.pairwise import (
-    NEVER,
     LabelledRows,
     Pairs,
     PerAnchor,
     Slots,
-    centered_columns,
-    masked_lse,
     occurrence,
     per_pair,
     per_row,
-    tiles,
 )
+from sslpipe.metric_learning.losses.tiled import NEVER, centered_columns, masked_lse, tiles
 
 SINE_LIMIT = 2e-7  # of its square: the root of less has too steep a slope
 
