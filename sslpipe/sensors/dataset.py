@@ -20,7 +20,7 @@ from sslpipe.sharding.writer import Cut, Layout
 
 
 @checked
-def build_sensor_dataset(
+def build_sensor_dataset(  # noqa: D417  # the others are of build_dataset
     out: str | Path,
     source: str = "folder",
     *,
@@ -58,8 +58,8 @@ def build_sensor_dataset(
 
     >>> sslpipe.build_sensor_dataset("out/cells", root="cells", channels=["dapi", "gfp"])
 
-    Reads TIFF, 16-bit PNG, .npy, .npz, DICOM and NIfTI, and pictures. All other arguments are those
-    of `build_dataset`.
+    Reads TIFF, 16-bit PNG, .npy, .npz, DICOM and NIfTI, and pictures. The arguments that are not
+    listed here are those of `build_dataset`; tiles and pages keep to their file without `split_by`.
 
     Args:
         out: The data set's folder.
@@ -75,26 +75,6 @@ def build_sensor_dataset(
             where they lie.
         stride: Pixels from tile to tile; None: `tile`.
         min_content: Skip tiles of which a smaller share, in [0, 1], shows something.
-        split: As in `build_dataset`.
-        csv: As in `build_dataset`.
-        image_column: As in `build_dataset`.
-        label_column: As in `build_dataset`.
-        split_column: As in `build_dataset`.
-        skip_missing: As in `build_dataset`.
-        labels: As in `build_dataset`.
-        columns: As in `build_dataset`.
-        name_pattern: As in `build_dataset`.
-        test_fraction: As in `build_dataset`.
-        split_by: As in `build_dataset`; tiles and pages keep to their file by themselves.
-        unseen_classes: As in `build_dataset`.
-        group_by: As in `build_dataset`.
-        samples_per_shard: As in `build_dataset`.
-        skip_bad: As in `build_dataset`.
-        overwrite: As in `build_dataset`.
-        origin: As in `build_dataset`.
-        license: As in `build_dataset`.
-        num_workers: As in `build_dataset`.
-        progress: As in `build_dataset`.
 
     Returns:
         As `build_dataset`.
