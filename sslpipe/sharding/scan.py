@@ -346,22 +346,26 @@ def _to_sample(
     for member in group:
         if member not in used:
             left_out.add(BESIDE, member.name, f".{member.suffix}")
-    # a large member beside an image is not read with it, nor a hidden one between them
-    first = group[0]
-    last = group[-1]
-    is_whole = all(before.end == after.start for before, after in pairwise(group))
-    if last.end - first.start > MOST_SAMPLE_BYTES or not is_whole:
-        first = last = image
+    start, end = _span(group, image)
     return Sample(
         key=image.stem,
-        start=first.start,
-        end=last.end,
+        start=start,
+        end=end,
         image=(image.data, image.size),
         label=-1 if label_suffix or not labelled else _read_label(path, descriptor, labelled),
         name=image.name,
         json=json and (json.data, json.size),
         text=(labelled.data, labelled.size) if label_suffix and labelled else None,
     )
+
+
+def _span(group: Sequence[Member], image: Member) -> tuple[int, int]:
+    """Return which bytes are read together: all members, unless there are too many, or others."""
+    whole = group[0].start, group[-1].end
+    is_whole = all(before.end == after.start for before, after in pairwise(group))
+    if is_whole and whole[1] - whole[0] <= MOST_SAMPLE_BYTES:
+        return whole
+    return image.start, image.end
 
 
 def _image_of(path: Path, group: Sequence[Member], suffixes: Sequence[str]) -> Member | None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,17 +61,16 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
     groups = unnamed_split(find_tars(root, None), options)
     chosen = chosen_splits(options, groups, root)
     tars = {split: [_read_tar(path, options) for path in paths] for split, paths in groups.items()}
-    every = [tar for own in tars.values() for tar in own]
+    every = list(chain(*tars.values()))
     _check_known(root, every, options)
     all_labels = {label for tar in every for label in tar.labels}
     images = {split: _images(tars[split], all_labels, options) for split in chosen}
-    read = [tar for split in chosen for tar in tars[split]]
+    read = list(chain(*(tars[split] for split in chosen)))
     skipped = merge_groups(each for tar in read for each in tar.scan.left_out)
-    unusual = merge_groups(each for tar in read for each in tar.scan.unusual)
     unread_keys = unread_columns(_keys(read), {options.label_column, *options.fields})
     doubts = [
         *merged_classes(all_labels),
-        *group_lines(unusual),
+        *group_lines(merge_groups(each for tar in read for each in tar.scan.unusual)),
         *unread(skipped, groups[chosen[0]][0]),
         *_unnamed(every, options),
     ]

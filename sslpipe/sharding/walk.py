@@ -54,9 +54,7 @@ def walk(
         suffixes: How names of images end.
         without: A folder that is skipped.
     """
-    seen = {_identity(parent) for parent in root.resolve().parents}
-    if without is not None and without.is_dir() and not without.samefile(root):
-        seen.add(_identity(without))
+    seen = _never_read(root, without)
     entries = list[Entry]()
     folders = list[Path]()
     # folders to open, the linked ones last
@@ -90,6 +88,14 @@ def walk(
             else:
                 (links if child.is_symlink() else real).append(path)
     return Walked(sorted(entries, key=lambda entry: entry.path), sorted(folders[1:]))
+
+
+def _never_read(root: Path, without: Path | None) -> set[tuple[int, int]]:
+    """Return the folders above the root, to which links may lead, and the one that is skipped."""
+    folders = {_identity(parent) for parent in root.resolve().parents}
+    if without is not None and without.is_dir() and not without.samefile(root):
+        folders.add(_identity(without))
+    return folders
 
 
 def _is_data_set(names: set[str]) -> bool:
