@@ -7,6 +7,7 @@ then all second.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -20,6 +21,7 @@ from pydantic.annotated_handlers import GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 from torch import Tensor, nn
+from torch.utils.data import get_worker_info
 
 from sslpipe.augment import pixels, triton_views
 from sslpipe.augment.chunks import ChunkPlan
@@ -34,6 +36,8 @@ from sslpipe.data.decode import rgb_pixels
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.pipeline import Batch
+from sslpipe.distributed import current_rank
+from sslpipe.random import hash_integers
 from sslpipe.recipe.sections import LONGEST_SIDE_PX, RunRecipe
 from sslpipe.registry import Table
 from sslpipe.registry.schema import SparseSettings, refusals
@@ -449,7 +453,8 @@ class TwoViews(nn.Module):
                 3, RGB, or the number of `channels`.
             seed: names the random numbers, with epoch and ids.
             epoch: the same.
-            ids: (B,) integers. None: consecutive ones over all calls, so that two calls differ.
+            ids: (B,) integers. None: consecutive ones over all calls, so that two calls differ; in
+                workers of a DataLoader, by its seed in each epoch, and in other ranks others.
 
         Returns:
             Two tensors (B, C, crop_px, crop_px) float32, on the device of the images.
@@ -459,7 +464,8 @@ class TwoViews(nn.Module):
         """
         canvas, sizes = _to_canvas(images, len(self.views.channels))
         if ids is None:
-            ids = range(self._next_id, self._next_id + len(canvas))
+            first_id = _first_id() + self._next_id
+            ids = range(first_id, first_id + len(canvas))
             self._next_id += len(canvas)
         numbers = torch.as_tensor(ids, dtype=torch.int64)
         if numbers.shape != (len(canvas),):
@@ -476,6 +482,18 @@ class TwoViews(nn.Module):
         )
         first, second = self.views(batch, params).chunk(2)
         return first, second
+
+
+def _first_id() -> int:
+    """Return where this process begins to count: copies of one object make views of their own.
+
+    A worker of a DataLoader is a copy, made anew in each epoch, as is each rank of a launch.
+    """
+    worker = get_worker_info()
+    rank = current_rank().rank or int(os.environ.get("RANK", "0"))  # a worker has no group
+    if worker is None and rank == 0:
+        return 0
+    return int(hash_integers((0 if worker is None else worker.seed, rank))) >> 2
 
 
 def _channels_first(image: Any, name: str, channels: int) -> Any:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torchvision.transforms.v2.functional as reference
 from PIL import Image
+from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment.ops import draws
@@ -311,6 +312,43 @@ def test_without_ids_two_calls_differ_and_a_new_object_starts_again():
     assert torch.equal(one, TwoViews(crop_px=32)(images)[0])
     assert not torch.equal(one, views(images, ids=[0, 1, 2], seed=1)[0])
     assert not torch.equal(one, views(images, ids=[0, 1, 2], epoch=1)[0])
+
+
+class Viewed(Dataset):
+    """One image, of which each item is a view, as a transform makes it."""
+
+    def __init__(self):
+        self.views = TwoViews(crop_px=32)
+        self.image = batch_of([(40, 50)]).images
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, place):
+        return self.views(self.image)[0][0]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_of_a_loader_and_epochs_have_views_of_their_own(workers):
+    """Copies of one object would all begin alike, as NumPy's generator in workers once did."""
+    loader = DataLoader(Viewed(), batch_size=1, num_workers=workers)
+    torch.manual_seed(0)
+    views = [*loader, *loader]
+    for one, other in itertools.combinations(views, 2):
+        assert (one - other).abs().max() > 0.05
+    if workers:  # torch's seed decides
+        torch.manual_seed(0)
+        assert all(torch.equal(one, other) for one, other in zip(loader, views[:8], strict=True))
+
+
+def test_ranks_have_views_of_their_own(monkeypatch):
+    images = batch_of([(40, 50)]).images
+    alone = TwoViews(crop_px=32)(images)[0]
+    monkeypatch.setenv("RANK", "1")
+    views = TwoViews(crop_px=32)
+    assert (views(images)[0] - alone).abs().max() > 0.05
+    assert torch.equal(views(images, ids=[0])[0], alone)
 
 
 U8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
