@@ -15,7 +15,7 @@ from sslpipe.metric_learning.finetune_plan import Finetuning
 from sslpipe.metric_learning.losses.metric_loss import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import LabelCounts, unit
 from sslpipe.metric_learning.metric_task import MetricTask
-from sslpipe.metric_learning.sampling import pk_batches
+from sslpipe.metric_learning.pk_loader import pk_batches
 from sslpipe.run.opening import open_run
 from sslpipe.run.run import Run
 

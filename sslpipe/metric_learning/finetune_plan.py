@@ -5,17 +5,15 @@ As `sslpipe.plan` for pretraining: `Finetuning.make` resolves, the rules below r
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import merge
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sslpipe.augment.two_views import build_augment
-from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.index import DatasetIndex
 from sslpipe.data.order import ORDER_VERSION
 from sslpipe.data.subsets import with_a_partner
-from sslpipe.errors import DataError
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start, with_init
@@ -34,8 +32,9 @@ from sslpipe.metric_learning.finetune_parts import (
     class_neighbours,
     freeze_and_group,
 )
-from sslpipe.metric_learning.recipe import FinetuneRecipe, Sampler
-from sslpipe.metric_learning.sampling import PK_VERSION, BatchesDoNotFit, PKOrder
+from sslpipe.metric_learning.fitting import choosing_nothing, plan_batches
+from sslpipe.metric_learning.recipe import FinetuneRecipe
+from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
 from sslpipe.models.backbones import backbone_settings
 from sslpipe.planning.recipe_plan import RecipePlan
 from sslpipe.planning.rules import (
@@ -46,11 +45,9 @@ from sslpipe.planning.rules import (
     weights_replace_the_backbone,
 )
 from sslpipe.planning.watch import can_choose, check_choice
-from sslpipe.recipe.sections import RunConfig
 from sslpipe.run.health import Alarms
 
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
-FEW_CLASSES = 32  # of a batch: each number up to it is tried, where they do not fit
 ALARM_REMEDY = "Lower optim.peak_lr (and tune.loss_lr, of proxies), or lengthen optim.warmup_steps"
 ANOTHER_LOSS = (  # where the loss is not this one
     ", or use another loss.kind: sup_con with temperature = 0.1 learns from many shapes of labels"
@@ -155,113 +152,6 @@ class Finetuning(RecipePlan[FinetuningParts]):
             f"step{'s' * (steps != 1)} an epoch of {order.batch_size} images; "
             f"{self.start.describe(self.recipe.tune)}"
         )
-
-
-def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
-    """Plan the batches of a run: the split without its validation classes.
-
-    Raises:
-        DataError: There are no such batches. Names settings for which there are some.
-    """
-    split = labelled_split(recipe, index)[0]
-    if not (split.labels >= 0).any():
-        raise DataError(
-            f"no image of the split {split.name!r} has a label, and this recipe learns from labels:"
-            " build the data set with classes, name a column with sampler.column, or pretrain by a "
-            "recipe without [sampler], which needs no labels"
-        )
-    try:
-        return _batches(recipe, index, split)
-    except BatchesDoNotFit as error:
-        if settings := fitting_settings(recipe, index, split):
-            raise DataError(f"{error.reason}; set {settings}", settings) from error
-        raise
-
-
-def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> str:
-    """Find overrides for which there are batches, and a choice where one is asked for; "": none.
-
-    The largest batch first, as a loss compares within it; of equals that which skips fewest images.
-    """
-    given = recipe.sampler
-    images = {given.images_per_class, given.images_per_class // 2, 4, 3, 2}
-    each = sorted((k for k in images if 1 < k <= given.images_per_class), reverse=True)
-    choosing = choosing_nothing(recipe.run)
-    first = ""
-    largest_first = merge(
-        *(_fitting_samplers(recipe, index, split, k) for k in each),
-        key=lambda fitting: (-fitting[0].batch_size, -fitting[1]),
-    )
-    for sampler, _ in largest_first:
-        settings = _overrides(given, sampler)
-        first = first or settings
-        if not choosing or _can_choose(recipe.model_copy(update={"sampler": sampler}), index):
-            return settings
-        if recipe.data.validation_classes != "auto":  # no sampler changes what is held out
-            break
-    return f"{first} {choosing}" if first else ""
-
-
-def _fitting_samplers(
-    recipe: FinetuneRecipe, index: DatasetIndex, split: Split, images: int
-) -> Iterator[tuple[Sampler, int]]:
-    """Yield samplers of so many images a class that fit, most classes first, and their images.
-
-    Of fewer images a class there may be more classes: the batch stays as large as it was given.
-    """
-    given = recipe.sampler
-    group = given.neighbours + 1  # classes come in groups of so many
-    classes = given.classes_per_batch * given.images_per_class // images
-    classes -= classes % group
-    while classes >= max(2, group):
-        size = {"classes_per_batch": classes, "images_per_class": images}
-        fewer_classes = classes - group if classes <= FEW_CLASSES else classes // 2
-        for streams in (given.num_streams, 1):
-            sampler = given.model_copy(update={**size, "num_streams": streams})
-            try:
-                order = _batches(recipe.model_copy(update={"sampler": sampler}), index, split)
-            except BatchesDoNotFit as error:
-                if error.classes < classes:
-                    fewer_classes = error.classes
-            else:
-                yield sampler, order.samples
-                break
-        classes = fewer_classes - fewer_classes % group
-
-
-def _can_choose(recipe: FinetuneRecipe, index: DatasetIndex) -> bool:
-    split, names = labelled_split(recipe, index)
-    labels = split.labels_of(held_out(recipe, split, names).ids)
-    return can_choose(labels, views=False)
-
-
-def choosing_nothing(config: RunConfig) -> str:
-    """Write overrides with which a run chooses no weights, and ends at its last step."""
-    keep = "run.keep=last" if config.keep == "best" else ""
-    patience = "run.patience=0" if config.patience else ""
-    return " ".join(filter(None, (keep, patience)))
-
-
-def _overrides(given: Sampler, other: Sampler) -> str:
-    """Write what differs, as overrides."""
-    values = other.model_dump()
-    return " ".join(f"sampler.{k}={v}" for k, v in values.items() if getattr(given, k) != v)
-
-
-def _batches(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> PKOrder:
-    sampler = recipe.sampler
-    return PKOrder(
-        split,
-        seed=recipe.seed,
-        classes_per_batch=sampler.classes_per_batch,
-        images_per_class=sampler.images_per_class,
-        random_images=sampler.random_images,
-        neighbours=sampler.neighbours,
-        buffer=sampler.buffer,
-        num_streams=sampler.num_streams,
-        window=sampler.shuffle_window,
-        without=untrained_ids(recipe, index),
-    )
 
 
 def with_backbone(

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sslpipe.kinds import RunKind
-from sslpipe.metric_learning.finetune_plan import Finetuning, plan_batches
+from sslpipe.metric_learning.finetune_plan import Finetuning
+from sslpipe.metric_learning.fitting import plan_batches
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.metric_learning.classes import labelled_split, trained_labels
-from sslpipe.metric_learning.finetune_plan import plan_batches
+from sslpipe.metric_learning.fitting import plan_batches
 from sslpipe.recipe.reading import load_recipe
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset

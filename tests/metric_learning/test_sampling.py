@@ -13,7 +13,8 @@ from sslpipe.errors import DataError
 from sslpipe.metric_learning import sampling
 from sslpipe.metric_learning.classes import class_numbers
 from sslpipe.metric_learning.near_classes import ClassNeighbours
-from sslpipe.metric_learning.sampling import MOST_PASSES, ClassBuffer, PKOrder, pk_batches
+from sslpipe.metric_learning.pk_loader import pk_batches
+from sslpipe.metric_learning.sampling import MOST_PASSES, ClassBuffer, PKOrder
 from sslpipe.recipe.sections import RunConfig
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.processes import run_processes
