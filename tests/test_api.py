@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from PIL import Image
 
 import sslpipe
 from sslpipe.errors import UserError
+from sslpipe.models.state import torch_as_it_starts
 from sslpipe.run.accelerator import join_processes
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import picture, png, write_dataset
@@ -108,6 +109,21 @@ def test_what_a_notebook_set_in_torch_changes_no_training(notebook, tmp_path):
         sslpipe.train(recipe, data, tmp_path / "run", overrides=settings)
         assert (torch.is_grad_enabled(), torch.get_default_dtype()) == before
     assert_same_weights(tmp_path / "fresh", tmp_path / "run")
+
+
+@pytest.mark.parametrize("around", [nullcontext, partial(torch.autocast, "cpu")])
+def test_a_step_of_bf16_computes_with_the_weights_of_the_step_before(around):
+    """Torch keeps the weights that an autocast has cast until the outermost one ends."""
+    layer, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    with around(), torch_as_it_starts():
+        assert layer(x).dtype == torch.float32
+        outputs = []
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs.append(layer(x).detach())
+            torch.nn.init.zeros_(layer.weight)
+        assert torch.equal(outputs[1], layer.bias.detach().bfloat16()[None])
+    assert torch.is_autocast_cache_enabled()
 
 
 def test_runs_of_one_process_have_their_own_precision(tmp_path):

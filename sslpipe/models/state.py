@@ -49,11 +49,33 @@ def torch_as_it_starts() -> Iterator[None]:
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.autocast("cuda", enabled=False),
+        _without_autocast(),
         float32_by_default(),
     ):
         yield
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Cast nothing inside, but where it is asked for there.
+
+    That is no context of `torch.autocast`: the weights that one inside it has cast stay in torch's
+    cache until the outermost ends, and a training would go on with those of its first step.
+    """
+    kinds = ("cpu", "cuda")
+    enabled = [torch.is_autocast_enabled(kind) for kind in kinds]
+    keeps = torch.is_autocast_cache_enabled()
+    is_inside = torch.autocast_increment_nesting() > 1  # one of a notebook
+    torch.autocast_decrement_nesting()
+    torch.set_autocast_cache_enabled(keeps and not is_inside)
+    for kind in kinds:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        for kind, was_enabled in zip(kinds, enabled, strict=True):
+            torch.set_autocast_enabled(kind, was_enabled)
+        torch.set_autocast_cache_enabled(keeps)
 
 
 def module_sha256(module: nn.Module) -> str:
