@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from sslpipe.data.image_type import RGB8, Colour, ImageType
+from sslpipe.errors import counted
 
 MAX_PIXELS = 64 * 2**20  # a header that says more is refused before anything is decoded
 MAX_BYTES = 64 * 2**20
@@ -177,8 +178,8 @@ def read_npy(raw: Buffer, image_type: ImageType | None = None) -> Pixels:
         wanted = len(image_type.channels)
         if dtype.name != image_type.dtype or shape[2] != wanted:
             raise BadSample(
-                f"{shape[2]} channels of {dtype}, but the data set's images are {wanted} of "
-                f"{image_type.dtype}"
+                f"{counted(shape[2], 'channel')} of {dtype}, but the data set's images are "
+                f"{wanted} of {image_type.dtype}"
             )
     pixels: Pixels = np.frombuffer(raw, dtype, count, start).reshape(shape)
     if image_type is not None and dtype.kind == "f" and not np.isfinite(pixels).all():

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from sslpipe.data.decode import MAX_BYTES, MAX_PIXELS, BadSample
 from sslpipe.data.image_type import RGB8, Reading
 from sslpipe.data.storage import npy_bytes
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, counted
 from sslpipe.sensors.readers import Array, Pages, Planes, open_planes
 from sslpipe.sharding.arrays import Arrays, Samples
 from sslpipe.sharding.columns import Columns
@@ -290,17 +290,19 @@ def _check_type(scenes: Mapping[str, Planes], name: str, sensors: Sensors) -> No
     if names is None:
         if own_dtype != np.uint8 or own_count not in (1, 3):
             raise DataError(
-                f"{name} has {own_count} channels of {own_dtype}, of which 8-bit RGB would lose "
-                "some: name its channels with --channels NAME,..."
+                f"{name} has {counted(own_count, 'channel')} of {own_dtype}, of which 8-bit RGB "
+                "would lose some: name its channels with --channels NAME,..."
             )
     elif types[0] != types[1]:
         raise DataError(
-            f"{first} has {count} channels of {dtype}, and {name} has {own_count} channels of "
-            f"{own_dtype}: a data set has one type; convert some, or build two data sets"
+            f"{first} has {counted(count, 'channel')} of {dtype}, and {name} has "
+            f"{counted(own_count, 'channel')} of {own_dtype}: a data set has one type; convert "
+            "some, or build two data sets"
         )
     elif count != len(names):
         raise DataError(
-            f"{first} has {count} channels, and --channels names {len(names)}: {', '.join(names)}"
+            f"{first} has {counted(count, 'channel')}, and --channels names {len(names)}: "
+            f"{', '.join(names)}"
         )
     elif names == RGB8.channels and dtype == np.uint8:
         raise DataError("these are 8-bit RGB images: build them with `sslpipe shards build`")

@@ -130,8 +130,8 @@ def _channel_values(
             values = [_Values(pixels.dtype) for _ in range(pixels.shape[2])]
         if (name, pixels.shape[2]) != (dtype, len(values)):
             raise DataError(
-                f"an image of {pixels.shape[2]} channels of {name}, and others of {len(values)} "
-                f"of {dtype}: a data set has one type"
+                f"an image of {counted(pixels.shape[2], 'channel')} of {name}, and others of "
+                f"{len(values)} of {dtype}: a data set has one type"
             )
         for channel, own in enumerate(values):
             own.add(pixels[:, :, channel])

@@ -217,7 +217,7 @@ def channel_rows(
         for channel, own in enumerate(units):
             places = np.clip(own.ravel() * (BINS / 256), 0, BINS - 1).astype(np.int64)
             counts[channel] += np.bincount(places, minlength=BINS)
-    rows = [("images", f"{len(kind.channels)} channels of {kind.dtype}; {kind.caption}")]
+    rows = [("images", f"{counted(len(kind.channels), 'channel')} of {kind.dtype}; {kind.caption}")]
     for k, name in enumerate(kind.channels):
         bars = np.ceil(counts[k] / max(1, counts[k].max()) * len(BARS)).astype(int)
         drawn = "".join(BARS[bar - 1] if bar else " " for bar in bars.tolist())

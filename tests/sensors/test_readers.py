@@ -446,7 +446,7 @@ VOLUME = nifti(numbers(20, 30, 9, dtype="f4"), "z.nii.gz")
 # what is written beside good.tif, unless that is of another type; what is said
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "depths": (array(numbers(9, 9, dtype="f4")), "float32: a data set"),
-    "channels": (array(numbers(9, 9, 2)), "good.tif has 1 channels"),
+    "channels": (array(numbers(9, 9, 2)), "good.tif has 1 channel"),
     "truncated": (halved("a.tif", TILED), "is truncated"),
     "claims 2^31 px": (changed(claims, compression="zstd"), "z.tif: "),
     "looped pages": (changed(loops), "z.tif: "),
@@ -508,7 +508,7 @@ def test_bad_files_are_skipped_and_nan_replaced_where_that_is_asked_for(tmp_path
         (("--channels", "a,a"), "names one twice"),
         (("--channels", "a", "--range", "3,3"), "is no LOW,HIGH"),
         (("--tile", "16"), "name its channels with --channels"),
-        (("--channels", "a,b"), "good.tif has 1 channels, and --channels names 2: a, b"),
+        (("--channels", "a,b"), "good.tif has 1 channel, and --channels names 2: a, b"),
     ],
 )
 def test_a_mistake_of_the_command_is_one_line(tmp_path, capsys, words, reason):
@@ -529,7 +529,7 @@ def test_a_scene_too_large_to_be_read_has_to_be_of_the_others_type_too(tmp_path,
     np.lib.format.open_memmap(tmp_path / "a.npy", "w+", "u1", (20_000, 20_000)).flush()  # a hole
     np.save(tmp_path / "b.npy", numbers(20, 30))
     words = ["build", tmp_path / "out", "--root", tmp_path, "--channels", "grey", "--skip-bad"]
-    assert "b.npy has 1 channels of uint16" in error_of(capsys, *words, group="sensors")
+    assert "b.npy has 1 channel of uint16" in error_of(capsys, *words, group="sensors")
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
