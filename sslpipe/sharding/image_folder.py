@@ -57,19 +57,17 @@ def find_splits(root: Path, files: Iterable[Path], only: str | None = None) -> S
     parents = {file.relative_to(root).parts[:-1] for file in files}
     above: int | None = None
     for level in range(MOST_LEVELS):
-        names = {parts[level] for parts in parents if len(parts) > level}
-        split_names = {split_of(name) for name in names}
-        without = [parts for parts in parents if len(parts) <= level]
-        # inside of classes a folder may be named train by chance, but not all, nor train and test
-        is_alike = not without and None not in split_names
-        if names and (above is None or is_alike or len(split_names - {None}) > 1):
-            where = root.joinpath(*min(parts[:level] for parts in parents if len(parts) > level))
+        deep = {parts for parts in parents if len(parts) > level}
+        names = {parts[level] for parts in deep}
+        loose = parents - deep
+        if names and (above is None or _are_splits_in_classes(names, loose)):
+            where = root.joinpath(*min(parts[:level] for parts in deep))
             splits = read_splits(names, str(where), only)
-            if splits and above is not None and without:
+            if splits and above is not None and loose:
                 raise DataError(
                     f"{where} holds the splits {' and '.join(sorted(splits))}, and "
-                    f"{root.joinpath(*min(without))} holds images of none; move them, or give one "
-                    "of the folders as --root"
+                    f"{root.joinpath(*min(loose))} holds images of none; move them, or give one of "
+                    "the folders as --root"
                 )
             if splits:
                 return Splits(level, splits, above)
@@ -78,6 +76,15 @@ def find_splits(root: Path, files: Iterable[Path], only: str | None = None) -> S
                 break
             above = level
     return Splits(-1, {}, None)
+
+
+def _are_splits_in_classes(names: Iterable[str], loose: Collection[object]) -> bool:
+    """Return whether names of folders in classes are splits: one may be named train by chance.
+
+    They are where train and test are there, or all are splits and no class has `loose` images.
+    """
+    splits = {split_of(name) for name in names}
+    return len(splits - {None}) > 1 or (not loose and None not in splits)
 
 
 def _check_filled(
@@ -102,17 +109,8 @@ def _classes(root: Path, splits: Splits, own: Sequence[Path]) -> list[str | None
     Raises: DataError for loose images beside classes, and classes both above and below the splits.
     """
     parts = [file.relative_to(root).parts[:-1] for file in own]
-    # a folder that all share and that says nothing is no class: val/images/*.jpg, train/train/CLASS
-    first = splits.level + 1
-    split = splits.of((*parts[0], "")) if splits.names else None
-    while len(shared := {each[first : first + 1] for each in parts}) == 1:
-        (part,) = shared
-        name = "".join(part)  # "": there is none
-        repeats = split is not None and (split_of(name) == split or name == parts[0][splits.level])
-        if not repeats and name.lower() not in GENERIC:
-            break
-        first += 1
-    below = [each[first] if len(each) > first else None for each in parts]
+    level = _class_level(parts, splits)
+    below = [each[level] if len(each) > level else None for each in parts]
     if splits.above is not None:
         if len({*below}) > 1:
             some = root.joinpath(*next(p for p, n in zip(parts, below, strict=True) if n))
@@ -121,16 +119,30 @@ def _classes(root: Path, splits: Splits, own: Sequence[Path]) -> list[str | None
                 "classes; give --root one of those above, or --no-labels"
             )
         return [each[splits.above] for each in parts]
-    if not any(below):
-        return below
-    base = root.joinpath(*parts[0][: splits.level + 1])
-    loose = [file.name for file, own_class in zip(own, below, strict=True) if own_class is None]
-    if loose:
+    loose = [file.name for file, name in zip(own, below, strict=True) if name is None]
+    if loose and any(below):
         raise DataError(
-            f"{base} holds class folders and loose images ({listed(loose, 1)}); "
-            "move the images into a class, or give --no-labels to use all without labels"
+            f"{root.joinpath(*parts[0][: splits.level + 1])} holds class folders and loose images "
+            f"({listed(loose, 1)}); move the images into a class, or give --no-labels to use all "
+            "without labels"
         )
     return below
+
+
+def _class_level(parts: Sequence[tuple[str, ...]], splits: Splits) -> int:
+    """Return which part of the paths of a split names the class: that below the split's.
+
+    A folder that all share and that says nothing is no class: val/images/*.jpg, train/train/CLASS.
+    """
+    level = splits.level + 1
+    split = splits.of((*parts[0], "")) if splits.names else None
+    while len({each[level : level + 1] for each in parts}) == 1 and len(parts[0]) > level:
+        name = parts[0][level]
+        repeats = split is not None and (split_of(name) == split or name == parts[0][splits.level])
+        if not repeats and name.lower() not in GENERIC:
+            break
+        level += 1
+    return level
 
 
 def _no_images(folder: Path, suffixes: tuple[str, ...]) -> DataError:
