@@ -1,10 +1,7 @@
 """`sslpipe gallery`: enrol, identify and verify; a gallery in one file, images in folders."""
 
-import json
-import os
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,14 +9,16 @@ from sslpipe.cli.inputs import check_model, find_images, find_named_images, imag
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import Model, argument, command, option
 from sslpipe.cli.terminal import encode_readable, new_app, say, show
-from sslpipe.errors import DataError, UserError, counted, listed, one_line
-from sslpipe.portable import one_at_a_time
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from sslpipe.export.load import FrozenBackbone
-    from sslpipe.search.gallery import Gallery
+from sslpipe.errors import UserError, counted, listed, one_line
+from sslpipe.search.cli.gallery_files import (
+    FLATTENED,
+    alone,
+    check_there,
+    enrol_images,
+    numbered,
+    open_gallery,
+    read_gallery,
+)
 
 app = new_app(
     no_args_is_help=True,
@@ -33,7 +32,6 @@ app = new_app(
 )
 
 MOST_NAMED = 3  # names in a line
-FLATTENED = "flattened"  # in a gallery's metadata: how, in words
 
 GalleryFile = Annotated[Path, argument("The gallery's file.", show_default=False)]
 Flatten = Annotated[
@@ -66,7 +64,7 @@ def enrol(
     find_named_images(folder)
     backbone = model.load()
     named = find_named_images(folder, backbone.image_type, say)
-    book, names = _enrol(gallery, backbone, named, flatten)
+    book, names = enrol_images(gallery, backbone, named, flatten)
     added = f"{counted(len(names), 'image')} of {_describe(names)}" if names else "nothing new"
     show(f"{gallery}: {added}; {counted(len(book), 'name')} in all")
     if book.calibrated:
@@ -75,73 +73,11 @@ def enrol(
         say_next(["gallery", "calibrate", gallery, "STRANGERS", "--model", model.model])
 
 
-def _enrol(
-    gallery: Path,
-    backbone: "FrozenBackbone",
-    named: list[tuple[str, Path]],
-    flatten: bool | None,
-) -> tuple["Gallery", list[str]]:
-    """Add images to a gallery, or begin one with them; also the names of those that are new."""
-    if gallery.exists():
-        _open(gallery, backbone, flatten)  # it may be of another model: before images are read
-    kept, embeddings = encode_readable(backbone, [path for _, path in named])
-    names = [named[k][0] for k in kept]
-    _folder_of(gallery).mkdir(parents=True, exist_ok=True)
-    with _alone(gallery):  # what others add meanwhile stays
-        if gallery.exists():
-            book = _open(gallery, backbone, flatten)
-        else:
-            book = _new(backbone, embeddings, names, flatten)
-        held = book.holds(names, embeddings)
-        added = [name for name, is_held in zip(names, held.tolist(), strict=True) if not is_held]
-        if added:
-            book.enrol(added, embeddings[~held])
-            book.save(gallery)
-    if len(added) < len(names):
-        again = counted(len(names) - len(added), "image")
-        say(f"skipped: {again} enrolled already under the same name")
-    _doubt_two_names(book, names, embeddings)
-    _doubt_threshold(book)
-    return book, added
-
-
 def _describe(names: list[str]) -> str:
     """Count the different names, and list some: what became an identity."""
     different = [*dict.fromkeys(names)]
     some = listed([one_line(name) for name in different], MOST_NAMED)
     return f"{counted(len(different), 'name')} ({some})"
-
-
-def _doubt_threshold(book: "Gallery") -> None:
-    """Report a threshold that fewer names set: each name more lets more strangers pass."""
-    before = book.metadata.get("calibration", {}).get("names", len(book))
-    if book.calibrated and before < len(book):
-        say(
-            f"the threshold was set with {counted(before, 'name')}, and there are {len(book)}: "
-            "more strangers pass; `sslpipe gallery calibrate` sets it anew",
-            "yellow",
-        )
-
-
-def _doubt_two_names(book: "Gallery", names: list[str], embeddings: "Tensor") -> None:
-    """Report images that are enrolled under another name, too: only one of the two is found."""
-    if len(book) < 2:
-        return
-    from sslpipe.search.gallery import SAME
-
-    nearest = book.nearest_others(names, embeddings)
-    others = [
-        (name, match.name)
-        for name, match in zip(names, nearest, strict=True)
-        if match.score >= SAME
-    ]
-    if others:
-        first, second = map(one_line, others[0])
-        say(
-            f"{counted(len(others), 'image')} enrolled under two names, such as {first} and "
-            f"{second}: only one is ever found; remove the other",
-            "yellow",
-        )
 
 
 @command(
@@ -164,7 +100,7 @@ def add(
 
     name = class_of(name) or name
     backbone = model.load()
-    book, _ = _enrol(gallery, backbone, [(name, path) for path in images], None)
+    book, _ = enrol_images(gallery, backbone, [(name, path) for path in images], None)
     show(f"{gallery}: {one_line(name)} has {counted(len(book.embeddings(name)), 'image')}")
 
 
@@ -179,9 +115,9 @@ def remove(
     name: Annotated[str, argument("The name to remove.")],
 ) -> None:
     """Remove a name and its images."""
-    _check_there(gallery)
-    with _alone(gallery):
-        book = _read(gallery)
+    check_there(gallery)
+    with alone(gallery):
+        book = read_gallery(gallery)
         book.remove(name)
         book.save(gallery)
     show(f"{gallery}: {one_line(name)} is gone; {len(book)} names are left")
@@ -196,7 +132,7 @@ def list_names(
     gallery: GalleryFile,
 ) -> None:
     """Print the names, their numbers of images, and the threshold."""
-    book = _read(gallery)
+    book = read_gallery(gallery)
     for name in book.names:
         show(f"{len(book.embeddings(name)):6d}  {one_line(name)}")
     show(f"features {book.metadata.get(FLATTENED, 'as the model gives them')}")
@@ -225,17 +161,17 @@ def calibrate(
     At most a share FAR of them reaches it.
     """
     check_model(model.model)
-    _check_there(gallery)
+    check_there(gallery)
     find_images(folder)
 
     from sslpipe.search.gallery import SAME
 
     backbone = model.load()
     paths = find_images(folder, backbone.image_type)
-    _open(gallery, backbone)
+    open_gallery(gallery, backbone)
     kept, embeddings = encode_readable(backbone, paths)
-    with _alone(gallery):
-        book = _open(gallery, backbone)
+    with alone(gallery):
+        book = open_gallery(gallery, backbone)
         for place, (nearest, *_) in zip(kept, book.rank(embeddings), strict=True):
             if nearest.score >= SAME:
                 raise UserError(
@@ -268,14 +204,14 @@ def identify(
     gets the nearest name, and its line says so.
     """
     check_model(model.model)
-    _check_there(gallery)
+    check_there(gallery)
     _check_images(images_of(images))
 
     from sslpipe.search.gallery import NO_THRESHOLD
 
     backbone = model.load()
     paths = images_of(images, backbone.image_type)
-    book = _open(gallery, backbone)
+    book = open_gallery(gallery, backbone)
     kept, embeddings = encode_readable(backbone, paths)
     for k, (match, *_) in zip(kept, book.rank(embeddings), strict=True):
         path = one_line(str(paths[k]))
@@ -319,7 +255,7 @@ def verify_command(
         assert pairs is not None
         named = find_named_images(pairs, backbone.image_type, say)
         kept, embeddings = encode_readable(backbone, [path for _, path in named])
-        labels = _numbered([named[k][0] for k in kept])
+        labels = numbered([named[k][0] for k in kept])
         threshold = threshold_at(different_pairs(embeddings, labels), far)
     kept, two = encode_readable(backbone, [*images])
     if len(kept) < 2:
@@ -330,93 +266,7 @@ def verify_command(
         raise typer.Exit(1)
 
 
-def _alone(gallery: Path) -> AbstractContextManager[None]:
-    """Let one process at a time change a gallery, whichever links lead to it."""
-    return one_at_a_time(_folder_of(gallery), say)
-
-
-def _folder_of(gallery: Path) -> Path:
-    """Return the folder of the file itself."""
-    return Path(os.path.realpath(gallery)).parent
-
-
-def _check_there(gallery: Path) -> None:
-    if not gallery.is_file():
-        raise DataError(f"{gallery} holds no gallery: there is no such file; enrol one first")
-
-
 def _check_images(paths: list[Path]) -> None:
     for path in paths:
         if not path.is_file():
             raise UserError(f"cannot read the image {path}: No such file")
-
-
-def _read(gallery: Path) -> "Gallery":
-    _check_there(gallery)
-
-    from sslpipe.search.gallery import Gallery
-
-    return Gallery.load(gallery)
-
-
-def _numbered(names: list[str]) -> "Tensor":
-    """Return each name's number, (N,), by its first place."""
-    import torch
-
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return torch.tensor([numbers[name] for name in names])
-
-
-def _made_with(backbone: "FrozenBackbone") -> dict[str, Any]:
-    """Return what decides the embeddings, such as weights and view, as a gallery's file has it."""
-    facts: dict[str, Any] = json.loads(json.dumps(backbone.network_facts))
-    return facts
-
-
-def _new(
-    backbone: "FrozenBackbone", embeddings: "Tensor", names: list[str], flatten: bool | None
-) -> "Gallery":
-    """Make an empty gallery for embeddings; its flattening is fitted on these, its first ones."""
-    import torch
-
-    from sslpipe.evaluation.embed import Embeddings
-    from sslpipe.search.flattening import fit_flattening
-    from sslpipe.search.gallery import Gallery
-
-    flattening = None
-    form = "as they are"
-    if backbone.whitening is not None:
-        form = "as their export flattened them"
-    elif flatten is not False:
-        rows = Embeddings(embeddings, _numbered(names), torch.arange(len(names)))
-        flattening, form = fit_flattening(rows, by_labels=True, say=say)
-    say(f"features {form}" + "; --no-flatten: as they are" * (flattening is not None))
-    about = {**_made_with(backbone), **({} if flattening is None else {FLATTENED: form})}
-    return Gallery(embeddings.shape[1], metadata=about, flattening=flattening)
-
-
-def _open(path: Path, backbone: "FrozenBackbone", flatten: bool | None = None) -> "Gallery":
-    """Read a gallery that was made with this backbone."""
-    from sslpipe.evaluation.feature_files import COMPARED
-
-    book = _read(path)
-    if "backbone_sha256" not in book.metadata:
-        raise UserError(
-            f"{path} does not say which model made it; enrol into a new file, or in Python begin "
-            "with Gallery(backbone.num_features, metadata=backbone.network_facts)"
-        )
-    ours = _made_with(backbone)
-    deciding = (*COMPARED, "background")
-    others = [key for key in deciding if book.metadata.get(key) != ours.get(key)]
-    if others:
-        raise UserError(
-            f"{path} was made with another model, size of images, flattening or background "
-            f"({', '.join(others)}); its embeddings mean nothing to this one: give that --model, "
-            "or enrol into a new file"
-        )
-    if flatten not in (None, book.flattening is not None):
-        raise UserError(
-            f"{path} keeps the form that it was made in: leave --{'no-' * (not flatten)}flatten "
-            "out, or enrol into a new file"
-        )
-    return book
