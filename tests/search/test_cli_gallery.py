@@ -318,7 +318,7 @@ def test_what_others_enrol_while_images_are_read_stays(
         other.save(book)
         return encode_readable(*arguments)
 
-    monkeypatch.setattr("sslpipe.search.cli.gallery.encode_readable", read_slowly)
+    monkeypatch.setattr("sslpipe.search.cli.gallery_files.encode_readable", read_slowly)
     words = {"add": ("dan", photos / "strangers/0.png"), "calibrate": (photos / "strangers",)}
     gallery(command, book, *words[command], "--model", model)
     after = Gallery.load(book)
