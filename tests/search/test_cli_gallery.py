@@ -318,7 +318,8 @@ def test_what_others_enrol_while_images_are_read_stays(
         other.save(book)
         return encode_readable(*arguments)
 
-    monkeypatch.setattr("sslpipe.search.cli.gallery_files.encode_readable", read_slowly)
+    module = {"add": "gallery_files", "calibrate": "gallery"}[command]
+    monkeypatch.setattr(f"sslpipe.search.cli.{module}.encode_readable", read_slowly)
     words = {"add": ("dan", photos / "strangers/0.png"), "calibrate": (photos / "strangers",)}
     gallery(command, book, *words[command], "--model", model)
     after = Gallery.load(book)
