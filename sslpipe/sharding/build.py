@@ -118,7 +118,6 @@ def write_shards(
     manifest = open_manifest(out, options.name)
     classes = _classes(samples, manifest, cut)
     splits, of_cut = cut_splits(samples, classes, layout.seed, cut)
-    _check_fits(manifest, splits, layout, samples.dtype)
     plans = [plan_split(key, value, layout) for key, value in splits.items()]
     notes = [*samples.notes, *describe(samples.columns), *of_cut]
 
@@ -126,6 +125,10 @@ def write_shards(
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
     with one_at_a_time(out / FOLDER), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)  # too large: a bad image
+        manifest = open_manifest(out, options.name)  # of a build that this one waited for
+        if _classes(samples, manifest, cut) != classes:
+            raise DataError(f"{out}: another build has named its classes; build again")
+        _check_fits(manifest, splits, layout, samples.dtype)
         if overwrite:
             manifest = _forget(out, manifest, [*splits])
         notes += _claim(out, manifest, plans)
@@ -318,10 +321,11 @@ def _with_paths(
     is_ours = PATH_COLUMN not in own and (known is None or known.kind == "text")
     if not is_ours or not alike <= {PATH_COLUMN}:
         return {**columns}
-    return {
-        split: with_paths(table, written[split].names()) if written[split].names() else table
-        for split, table in columns.items()
-    }
+    added = dict(columns)
+    for split, table in columns.items():
+        if names := written[split].names():
+            added[split] = with_paths(table, names)
+    return added
 
 
 def _report(

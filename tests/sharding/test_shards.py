@@ -27,6 +27,8 @@ from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_range
+from sslpipe.errors import DataError
+from sslpipe.portable import one_at_a_time
 from sslpipe.sharding import show, sources
 from sslpipe.sharding.build import write_shards
 from sslpipe.sharding.idx import parse_idx
@@ -165,6 +167,30 @@ def test_shards_are_cut_by_bytes_too(photos, tmp_path):
     for k in range(len(split.shards)):
         assert split.offsets(k)[-1, 1] <= 8000
     assert len(split.shards) < 20
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_build_keeps_what_the_one_wrote_that_it_waited_for(photos, tmp_path, monkeypatch, split):
+    out = tmp_path / "out"
+    other = tmp_path / "other"
+    shutil.copytree(photos, other)
+    next(other.rglob("*.jpg")).unlink()
+    layout = Layout(seed=0, samples_per_shard=8)
+
+    def wait(folder):
+        monkeypatch.undo()
+        write_shards(out, "folder", SourceOptions(root=photos, split="train"), layout)
+        return one_at_a_time(folder)
+
+    monkeypatch.setattr("sslpipe.sharding.build.one_at_a_time", wait)
+    if split == "train":
+        with pytest.raises(DataError, match="already holds train shards of other images"):
+            write_shards(out, "folder", SourceOptions(root=other, split=split), layout)
+    else:
+        write_shards(out, "folder", SourceOptions(root=other, split=split), layout)
+        assert len(load_index(out).split("val")) == 36
+    load_index(out).check_files("train")
+    assert len(load_index(out).split("train")) == 37
 
 
 class Interrupted(BaseException):
