@@ -258,7 +258,7 @@ def image_kind(raw: Buffer) -> Kind | None:
 
 
 def pillow_remarks() -> list[str]:
-    """Say that truncated images are no bad samples, where a program has set Pillow so."""
+    """Return that truncated images are no bad samples, where a program has set Pillow so."""
     if not ImageFile.LOAD_TRUNCATED_IMAGES:
         return []
     return [

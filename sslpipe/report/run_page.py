@@ -1,7 +1,6 @@
 """The HTML file of one run: which sections it has, and what each needs."""
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from markupsafe import Markup
@@ -15,7 +14,6 @@ from sslpipe.report.charts import CHARTS, SPEED_CHARTS, charts
 from sslpipe.report.embeddings import (
     EMBED,
     RANDOM_QUERIES,
-    Neighbours,
     embedding_map,
     found_neighbours,
 )
@@ -63,11 +61,30 @@ def build_page(
     queries = _with_split(queries, index)
     bank = _with_split(bank, index)
     neighbours = found_neighbours(run, queries, bank)
+    evaluation = run.evaluation
+    split = shown_split(run)
+    no_embeddings = render(
+        "missing", text=f"No embeddings of the {split} split yet.", command=EMBED.format(split)
+    )
+
+    def show_neighbours() -> Markup:
+        if queries is None:
+            return no_embeddings
+        searched = searched_split(run)
+        return render(
+            "embeddings.neighbours",
+            images=queries.split is not None,
+            found=neighbours,
+            random=RANDOM_QUERIES,
+            among_test=bank is None and searched != split,
+            embed=EMBED.format(searched),
+        )
+
     builders: dict[str, Callable[[], Markup]] = {
-        "Results": partial(_results, run),
-        "Nearest neighbours": partial(_neighbours, run, queries, bank, neighbours),
-        "Embedding map": partial(_map, run, queries),
-        "Confusion": partial(_confusion, run),
+        "Results": lambda: results(run),
+        "Nearest neighbours": show_neighbours,
+        "Embedding map": lambda: embedding_map(run, queries) if queries else no_embeddings,
+        "Confusion": lambda: confusion(evaluation, run.classes) if evaluation else NEEDS_RESULTS,
         "Training": lambda: render("run.training", charts=charts(run, CHARTS), run=run),
         "Views": lambda: render("run.views", uri=png_uri(run.views_png) if run.views_png else ""),
         "Alarms": lambda: render("run.alarms", run=run),
@@ -75,7 +92,7 @@ def build_page(
         "Quarantine": lambda: render("run.quarantine", run=run),
         "Settings": lambda: render("run.settings", run=run),
     }
-    if not (run.evaluation or run.data["classes"]):  # nothing to compare with
+    if not (evaluation or run.data["classes"]):  # nothing to compare with
         del builders["Confusion"]
     sections = {}
     for name, build in builders.items():
@@ -87,7 +104,7 @@ def build_page(
     return html_page(run.recipe["name"], header(run, picture, caption), sections, opened=opened)
 
 
-def _results(run: RunFiles) -> Markup:
+def results(run: RunFiles) -> Markup:
     """Show the tables of eval.json, if there is one."""
     evaluation = run.evaluation
     return render(
@@ -98,37 +115,6 @@ def _results(run: RunFiles) -> Markup:
         others_title=OTHER_MEASURES,
         others=evaluation and task_tables(evaluation),
     )
-
-
-def _neighbours(
-    run: RunFiles, queries: Features | None, bank: Features | None, found: Neighbours | None
-) -> Markup:
-    """Show what was found beside some test images."""
-    if queries is None:
-        return _no_embeddings(run)
-    return render(
-        "embeddings.neighbours",
-        images=queries.split is not None,
-        found=found,
-        random=RANDOM_QUERIES,
-        among_test=bank is None and searched_split(run) != shown_split(run),
-        embed=EMBED.format(searched_split(run)),
-    )
-
-
-def _map(run: RunFiles, queries: Features | None) -> Markup:
-    return _no_embeddings(run) if queries is None else embedding_map(run, queries)
-
-
-def _no_embeddings(run: RunFiles) -> Markup:
-    """Say how to make them."""
-    split = shown_split(run)
-    text = f"No embeddings of the {split} split yet."
-    return render("missing", text=text, command=EMBED.format(split))
-
-
-def _confusion(run: RunFiles) -> Markup:
-    return confusion(run.evaluation, run.classes) if run.evaluation else NEEDS_RESULTS
 
 
 def shown_split(run: RunFiles) -> str:

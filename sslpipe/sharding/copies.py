@@ -42,9 +42,10 @@ def copies_across(index: DatasetIndex, workers: int, known: Mapping[str, bytes])
         digests = {name: _digests(split, workers, known) for name, split in splits.items()}
     except DataError as error:  # of a split that stays, on a disk that is not there
         return [f"whether an image is in two splits is not known: {error}"]
-    pairs = combinations(names, 2)
-    lines = [line for pair in pairs for line in _across_splits(splits, digests, *pair)]
-    return [*lines, *_across_classes(splits, digests)]
+    lines = []
+    for first, second in combinations(names, 2):
+        lines += _across_splits(splits, digests, first, second)
+    return lines + _across_classes(splits, digests)
 
 
 def _across_splits(

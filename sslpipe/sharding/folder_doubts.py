@@ -87,8 +87,8 @@ def _empty_folders(
 def _odd_classes(root: Path, classes: set[str], folders: int, splits: int) -> Iterator[str]:
     if len(classes) == 1 and folders > splits:
         yield (
-            f"all images are of one class, {shown(*classes)}; where the {folders:,} folders in it "
-            "are the classes, give it as --root"
+            f"all images are of one class, {shown(min(classes))}; where the {folders:,} folders in "
+            "it are the classes, give it as --root"
         )
     hardly = [name for name in classes if name.lower() in _HARDLY_CLASSES]
     if hardly:

@@ -214,7 +214,7 @@ def _inside(prefix: str) -> str:
 
 
 def _notes(checkpoint: Checkpoint, prefix: str, others: Sequence[str]) -> list[str]:
-    """Say which place of a checkpoint was taken, and which copies of it were not."""
+    """Return which place of a checkpoint was taken, and which copies of it were not."""
     notes = []
     if prefix not in checkpoint.tables or len(checkpoint.tables) > 1:
         notes.append(f"the encoder is what lies under {prefix!r}")

@@ -81,7 +81,8 @@ def parse_source(text: str | Path) -> Source:
     text = str(text)
     found = _file_of(text)
     if found is not None:
-        return _of_files(text, *found)
+        path, kind = found
+        return _of_files(text, path, kind)
     words = _joined(text)
     if len(words) > 1 and all(words):
         parts = tuple(parse_source(part) for part in words)
