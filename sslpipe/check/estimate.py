@@ -86,6 +86,7 @@ def check_of(
     rows: Rows,
     details: Sequence[tuple[str, str]] = (),
     warnings: Sequence[str | None] = (),
+    in_several: Sequence[str] = (),
     step_flops: float = 0.0,
 ) -> Check:
     """Time a step, and put what is known of a run of any kind around what is known of this one.
@@ -97,6 +98,7 @@ def check_of(
         rows: What else people come for.
         details: What else they look at when something is odd.
         warnings: Further ones; None: it does not apply.
+        in_several: Columns whose values are meant to be in several splits.
         step_flops: Of a step; 0: not counted.
     """
     recipe = plan.recipe
@@ -114,7 +116,7 @@ def check_of(
     )
     all_warnings = [
         *estimate.remarks,
-        straddle_warning(plan.index, plan.split.name),
+        straddle_warning(plan.index, plan.split.name, in_several),
         estimate.too_much,
         warmup_warning(recipe),
         *warnings,

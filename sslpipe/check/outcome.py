@@ -1,5 +1,6 @@
 """What a check has found, of any kind of run, and its tables for a terminal."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -118,14 +119,19 @@ def warmup_warning(recipe: RunRecipe) -> str | None:
     )
 
 
-def straddle_warning(index: DatasetIndex, split_name: str) -> str | None:
+def straddle_warning(
+    index: DatasetIndex, split_name: str, in_several: Sequence[str] = ()
+) -> str | None:
     """Return which columns have values both in a split and in others of its data set.
 
-    Only texts and integers are looked at: times and floats name nothing.
+    Only texts and integers are looked at, as times and floats name nothing, and none of the columns
+    that are meant to be `in_several`.
     """
     rows = []
     for name, entry in index.manifest.columns.items():
         if entry.kind not in ("text", "integer") or split_name not in entry.splits:
+            continue
+        if name in in_several:
             continue
         if name == PATH_COLUMN:  # folders of two builds may have files of the same names
             continue

@@ -52,6 +52,7 @@ def check_pretraining(plan: Pretraining) -> Check:
             *mixing_rows,
         ],
         warnings=[poorly_mixed],
+        in_several=recipe.pairs.different if recipe.pairs else (),
         step_flops=flops,
     )
 
@@ -71,7 +72,7 @@ def _size_rows(plan: Pretraining, parts: Parts) -> Rows:
     counted = f"{negatives} ({f'2 x {batch} - 2' if in_batch else 'the full queue'})"
     if in_batch and planned and min(planned) < negatives:
         mean = sum(planned) / len(planned)
-        counted = f"{mean:.1f} on average over {len(planned)} planned batches (at most {negatives})"
+        counted = f"{mean:.1f} on average over {_planned(len(planned))} (at most {negatives})"
     stem = f", stem {backbone.stem}" if backbone.stem else ""
     return [
         *rows,
@@ -128,7 +129,7 @@ def _look_at_order(plan: Pretraining) -> tuple[Rows, Rows, str | None]:
         why = "each class gives its share, rounded" if rounded else "groups stay whole"
         left_out += f" (data.holdout = {asked}: {why})"
     epochs = plan.recipe.total_steps / order.steps_per_epoch
-    looked = f"over {count} planned batches of the first epoch"
+    looked = f"over {_planned(count)} of the first epoch"
     score = "unknown (unlabelled, or one class)" if mixing is None else f"{mixing:.4f}"
     rows = [
         ("data", f"{split.index.manifest.name}: {len(split):,} images, {left_out}"),
@@ -139,6 +140,10 @@ def _look_at_order(plan: Pretraining) -> tuple[Rows, Rows, str | None]:
         ("mixing score", f"{score} (1: as a uniform shuffle) {looked}"),
     ]
     return rows, [*mixing_rows, *pair_rows], poor
+
+
+def _planned(batches: int) -> str:
+    return f"{batches} planned batch{'es' * (batches != 1)}"
 
 
 def _look_at_pairs(

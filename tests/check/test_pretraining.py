@@ -470,6 +470,10 @@ def test_columns_whose_groups_straddle_splits_are_named(recipe_of, tmp_path):
     assert "1 of 2 values of patient in test are in train, too" in warning
     assert "place" not in warning
     assert "age" not in warning
+    # what two partners are to differ in, as a vendor, is no group that stays whole
+    recipe = recipe_of("pairs.positive=age", "pairs.different=patient")
+    plan = Pretraining.make(recipe, load_index(path))
+    assert not [text for text in check_pretraining(plan).warnings if "straddle" in text]
 
 
 @pytest.mark.parametrize("batch_size", [32, 64, 128])
