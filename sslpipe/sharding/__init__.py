@@ -1,12 +1,22 @@
 """Make a data set from images: webdataset tars (shards) beside an index, for everyone with images.
 
-A source gives encoded images with names, labels and columns (`sources`, `image_folder`,
-`csv_table`, `parquet_table`, `tars`, `idx`, `torchvision_datasets`, `in_memory`; `arrays` where
-they are not 8-bit RGB, whose range `measure` finds). `writer` cuts them into splits, plans and
-writes the shards, of what `members` makes of an image; `gather` reads columns from images and from
-shards, `columns` writes them; `record` remembers what is done and writes the index, dataset.json,
-which `sslpipe.data` reads. Tars made by others are indexed as they are (`scan`, `index_tars`);
-`show` and `verify` look at the result. `dataset` is all of it in one call. Start reading at
-`readers.SOURCES`, then at `build.write_shards`. Nothing is imported here: a loaded backbone needs
-`members` alone.
+In the order in which a folder, table or tar becomes shards; `dataset` is all of it in one call:
+
+    readers                what `--source NAME` reads; a source is a function of `SourceOptions`
+    sources                what it takes and gives: `SourceOptions`, `Images` of each split
+    walk, split_names      which files there are, which names mean a split
+    image_folder           which folders are splits and classes; `folder_doubts`: what looks odd
+    csv_table, tables      a row an image; parquet_table: as Hugging Face has them
+    listed_files           the files that a folder or table names, and what is not there
+    tars, idx, in_memory, torchvision_datasets    other sources
+    gather, columns        what is known of each image: its values, their kinds, their file
+    build                  `write_shards`, from top to bottom: read, cut, write, index, report
+    writer, members        splits cut and planned, shards written; what an image is in them
+    arrays, measure        images that are not 8-bit RGB, and the range of their values
+    record                 how far a build has come, and dataset.json, which `sslpipe.data` reads
+    build_report, copies   what is said of it all; images that are twice
+
+Tars made by others are used as they are: `scan` finds their samples, `index_tars` writes the index,
+`join_tars` brings folders together. `show` and `verify` look at the result. Nothing is imported
+here: a loaded backbone needs `members` alone.
 """

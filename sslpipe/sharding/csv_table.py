@@ -15,15 +15,13 @@ from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError, shown
 from sslpipe.portable import open_regular
 from sslpipe.sharding.build_report import Group
+from sslpipe.sharding.listed_files import Row, from_rows, place_of
 from sslpipe.sharding.sources import (
     PLACE,
     Images,
-    Row,
     SourceOptions,
     SourceReader,
-    from_rows,
     is_image,
-    place_of,
     readable,
     reported,
 )

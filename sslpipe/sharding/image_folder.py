@@ -13,12 +13,12 @@ from sslpipe.errors import DataError, listed, shown
 from sslpipe.sharding.build_report import Tally
 from sslpipe.sharding.folder_doubts import below, folder_doubts, unread_files
 from sslpipe.sharding.gather import match_names
+from sslpipe.sharding.listed_files import from_rows
 from sslpipe.sharding.sources import (
     SUFFIXES,
     Images,
     SourceOptions,
     chosen_splits,
-    from_rows,
     reported,
     root_folder,
 )

@@ -14,6 +14,7 @@ from PIL import Image
 
 from sslpipe.data.decode import BadSample, check_size, rgb_pixels
 from sslpipe.errors import DataError, shown
+from sslpipe.sharding.listed_files import place_of, read_place
 from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.sources import (
     Images,
@@ -22,8 +23,6 @@ from sslpipe.sharding.sources import (
     chosen_splits,
     merged_classes,
     number_labels,
-    place_of,
-    read_place,
 )
 from sslpipe.sharding.split_names import split_of
 

@@ -15,18 +15,20 @@ from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError, listed
 from sslpipe.files import Tree, read_json
 from sslpipe.portable import open_regular
+from sslpipe.sharding.listed_files import (
+    check_missing,
+    listed_again,
+    missing_files,
+    place_of,
+    read_place,
+)
 from sslpipe.sharding.sources import (
     PLACE,
     Images,
     SourceOptions,
-    check_missing,
     chosen_splits,
-    listed_again,
     merged_classes,
-    missing_files,
     number_labels,
-    place_of,
-    read_place,
     readable,
     reported,
     root_folder,

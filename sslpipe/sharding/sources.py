@@ -3,13 +3,9 @@
 To add a source: write a SourceReader, and a line in SOURCES (`sslpipe/sharding/readers.py`).
 """
 
-import glob
-import os
 import re
 import shlex
-import stat
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.columns import Kind
-from sslpipe.data.decode import MAX_BYTES, BadSample, read_encoded
-from sslpipe.data.storage import local_path, read_bytes
 from sslpipe.errors import DataError, did_you_mean, listed, shown
 from sslpipe.portable import open_regular
-from sslpipe.sharding.build_report import Group, Tally
+from sslpipe.sharding.build_report import Group
 from sslpipe.sharding.members import READS_AVIF, READS_HEIC
 from sslpipe.sharding.split_names import split_of
 
@@ -39,10 +33,8 @@ SUFFIXES = (
 # of other files, which `sslpipe sensors build` reads
 SENSOR_SUFFIXES = (".npy", ".npz", ".dcm", ".dicom", ".nii", ".nii.gz", ".btf", ".tf8")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")  # how Python holds such bytes, or half of a character
-URL_BYTES = 100_000  # taken for the size of an image that is not downloaded yet
 PLACE = "place of the row"  # column of a table, for rows of several images
 MOST_NAMED = 20  # splits in a message
-MOST_LETTERS = 1000  # of a name in a message: a cell may hold an image in base64
 
 
 class ColumnSpec(NamedTuple):
@@ -135,86 +127,9 @@ _OF_FILES = {
     ".zip": "unpack it with `python -m zipfile -e {quoted} {to}`, and give --root={folder!r}",
     **dict.fromkeys((".tgz", ".gz", ".7z", ".rar"), "unpack it, and give that folder"),
 }
-_UPPER = tuple(suffix.upper() for suffix in SUFFIXES)
 
 Files = TypeVar("Files")
-Place = Path | str  # of an image: a file, or a URL
-Row = tuple[Place, str | None]  # an image and its class
 SourceReader = Callable[[SourceOptions], dict[str, Images]]  # images by split; raises DataError
-
-
-def from_rows(
-    options: SourceOptions,
-    root: Path,
-    groups: Mapping[str, Sequence[Row]],
-    tables: Mapping[str, Any] | None = None,
-    *,
-    where: str = "",
-) -> dict[str, Images]:
-    """Describe image files: the splits that are asked for, whose classes are those of all.
-
-    Args:
-        options: Choose the split; files that are not there are an error, or listed as missing.
-        root: Names of the images are relative to it.
-        groups: By split, its rows: image, and class ('' or None: none).
-        tables: By split, what else a table says of its rows (pyarrow.Table); None: nothing.
-        where: What has the splits, for messages; "": the root.
-
-    Raises: DataError where there is no such split, it is empty, or a file is missing.
-    """
-    all_labels = {row[1] for rows in groups.values() for row in rows}
-    images = {}
-    for split in chosen_splits(options, groups, where or root):
-        if not groups[split]:
-            raise DataError(f"{root} has no image of split {split!r}")
-        table = tables[split] if tables else None
-        images[split] = _images_of(groups[split], table, all_labels, root, options)
-    return listed_again(reported(images, missing_files(images), merged_classes(all_labels)))
-
-
-def _images_of(
-    rows: Sequence[Row],
-    table: Any,
-    all_labels: Iterable[str | None],
-    root: Path,
-    options: SourceOptions,
-) -> Images:
-    """Describe the rows of one split, with what a table says of them. Raises: DataError."""
-    places = [listed_file(place) for place, _ in rows]
-    sizes = np.array([_size(place) for place in places], np.int64)
-    names = [_name(place, root) for place in places]
-    missing = np.flatnonzero(sizes < 0).tolist()
-    check_missing([str(places[k]) for k in missing], len(rows), options.skip_missing, root=root)
-    there = np.flatnonzero(sizes >= 0).tolist()
-    kept = [places[k] for k in there]
-    labels, classes = number_labels([rows[k][1] for k in there], all_labels)
-    cells = {}
-    if table is not None:
-        table = table.take(there)
-        cells = {name: table.column(name) for name in table.column_names}
-    files = [place for place in kept if isinstance(place, Path)]
-    return Images(
-        names=[names[k] for k in there],
-        labels=labels,
-        sizes=sizes[there],
-        classes=classes,
-        read=lambda number: read_place(kept[number]),
-        missing=[names[k] for k in missing],
-        cells=cells,
-        origin="name" if table is None else "table",
-        paths=files if len(files) == len(kept) else (),
-        are_places=True,
-        together=cells[PLACE].to_numpy() if PLACE in cells else None,
-    )
-
-
-def missing_files(images: Mapping[str, Images]) -> list[Group]:
-    """Count the files that a list names and that are not there, for the report."""
-    tally = Tally()
-    for own in images.values():
-        for name in own.missing:
-            tally.add("files of the list that are not there", name)
-    return tally.groups()
 
 
 def reported(
@@ -226,136 +141,10 @@ def reported(
     return {**images, first: own}
 
 
-def listed_again(images: dict[str, Images]) -> dict[str, Images]:
-    """Keep the samples of a file that a list names several times together, and name such files.
-
-    A cut of test leaves those of a split in one; what the list itself puts into several is said.
-    """
-    again = _twice(name for own in images.values() for name in own.names)
-    if not again:
-        return images
-    rows = {
-        (split, name, label)
-        for split, own in images.items()
-        for name, label in zip(own.names, own.labels.tolist(), strict=True)
-        if name in again
-    }
-    found = {
-        "several times, each time as a sample; drop the other rows": again,
-        "with several classes": _twice(
-            name for name, label in {row[1:] for row in rows} if label >= 0
-        ),
-        "in several splits, so that a test sees what was trained on": _twice(
-            name for _, name in {row[:2] for row in rows}
-        ),
-    }
-    kept = {}
-    for split, own in images.items():
-        files = numbered(own.names)
-        together = files if own.together is None else connected(files, own.together)
-        kept[split] = replace(own, together=together)
-    doubts = [
-        f"images that are listed {what}: {len(names):,}, such as {shown(min(names))}"
-        for what, names in found.items()
-        if names
-    ]
-    return reported(kept, [], doubts)
-
-
-def _twice(names: Iterable[str]) -> set[str]:
-    return {name for name, count in Counter(names).items() if count > 1}
-
-
 def numbered(things: Sequence[Hashable]) -> NDArray[np.int64]:
     """Number things, equal ones alike. (n,) -> (n,)."""
     numbers = {each: number for number, each in enumerate(dict.fromkeys(things))}
     return np.array([numbers[each] for each in things], np.int64)
-
-
-def connected(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number what hangs together where things are alike by either number. (n,), (n,) -> (n,)."""
-    from scipy.sparse import coo_array  # here: the import takes 0.15 s
-    from scipy.sparse.csgraph import connected_components
-
-    size = 1 + int(max(one.max(), other.max()))
-    edges = (np.ones(len(one), bool), (one, size + other))
-    graph = coo_array(edges, shape=(2 * size, 2 * size))
-    groups: NDArray[np.int64] = connected_components(graph, directed=False)[1][one]
-    return groups
-
-
-def place_of(root: Path, text: str) -> Place:
-    """Return the file or URL that a list names. Raises: DataError for a scheme that is not read."""
-    path = local_path(text)
-    return text if path is None else root / path
-
-
-def read_place(place: Place) -> bytes:
-    """Read an image's file, or download it. Raises: DataError; BadSample, of a URL or its size."""
-    if isinstance(place, Path):
-        with open_file(place) as file:
-            return read_encoded(file)
-    try:
-        return read_bytes(place, MAX_BYTES)
-    except DataError as error:  # one of a million, which --skip-bad passes by
-        reason = str(error).removeprefix(f"cannot read {place}: ").replace(place, "no such file")
-        raise BadSample(f"cannot be downloaded: {reason}") from error
-
-
-def _name(place: Place, root: Path) -> str:
-    if isinstance(place, Path):
-        place = os.path.relpath(place, root)
-    return readable(place)
-
-
-def listed_file(path: Place) -> Place:
-    """Return the file that a list means: as written, or nearly so.
-
-    Lists have Windows' separators, and other Unicode forms of accents than a Mac's files. Tables of
-    Kaggle name ids, and one image file of that name is there.
-
-    Raises:
-        DataError: Several image files have the name.
-    """
-    if isinstance(path, str) or os.path.exists(path):  # False, too, where a name is too long
-        return path
-    tries = [path, Path(str(path).replace("\\", "/"))]
-    for form in ("NFC", "NFD"):
-        tries += [
-            path.with_name(unicodedata.normalize(form, path.name)),
-            Path(unicodedata.normalize(form, str(path))),
-        ]
-    for each in tries:
-        if os.path.isfile(each):
-            return each
-        if not is_image(each):
-            tried = [each.with_name(each.name + suffix) for suffix in (*SUFFIXES, *_UPPER)]
-            there = [file for file in tried if os.path.isfile(file)]
-            if len(there) > 1:
-                raise DataError(
-                    f"{each} is {there[0].name} or {there[1].name}: write the suffix into the "
-                    "list, or move the other one elsewhere"
-                )
-            if there:
-                return there[0]
-    return path
-
-
-def _size(path: Place) -> int:
-    """Return the bytes of a file, -1 where there is none. Raises: DataError for another thing."""
-    if isinstance(path, str):
-        return URL_BYTES
-    try:
-        status = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return -1
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        reason = getattr(error, "strerror", None) or error
-        name = str(path)[:MOST_LETTERS]
-        raise DataError(f"cannot read {name!r}: {reason}; name a file or URL") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"cannot read {path}: it is not a file")
-    return status.st_size
 
 
 def number_labels(
@@ -409,59 +198,6 @@ def merged_classes(labels: Iterable[str | None]) -> list[str]:
             f"{shown(min(strange))}; convmv -f latin1 -t utf8 renames them"
         )
     return doubts
-
-
-def check_missing(
-    missing: Sequence[str],
-    total: int,
-    skip_missing: bool,
-    *,
-    root: Path | None = None,
-    beside: Path | None = None,
-) -> None:
-    """Raise DataError where files of a list are missing, unless they are skipped and some stay.
-
-    `root` is where a file of the first name is looked for, to say where it lies. `beside` is what
-    paths of a table are relative to, where no option says another folder.
-    """
-    some_stay = len(missing) < total
-    if not missing or (skip_missing and some_stay):
-        return
-    hint = ", or give --skip-missing to build without them" if some_stay else ""
-    if not some_stay and root is not None:
-        first = Path(missing[0].replace("\\", "/"))  # of Windows
-        packed = [f"; {file} is there: unpack it" for file in sorted(root.glob("*.zip"))]
-        hint = _where_instead(first, root) or _other_case(first) or "".join(packed[:1])
-    remedy = "mend the list or --root"
-    if beside is not None:
-        remedy = f"paths are relative to {beside}: move the table to where they begin, or mend it"
-    raise DataError(
-        f"cannot read {missing[0][:MOST_LETTERS]}: No such file or directory; {len(missing):,} of "
-        f"{total:,} listed files are missing: {remedy}{hint}"
-    )
-
-
-def _other_case(path: Path) -> str:
-    """Return that a file of this name but for its case is there; "" for none."""
-    beside = path.parent.iterdir() if path.parent.is_dir() else ()
-    found = next((file for file in beside if file.name.casefold() == path.name.casefold()), None)
-    return "" if found is None else f"; {found.name} is there: case counts, write it so"
-
-
-def _where_instead(path: Path, root: Path) -> str:
-    """Return where a file that is missing lies, up to 3 folders below a root; "" for nowhere."""
-    below = path.relative_to(root) if path.is_relative_to(root) else path
-    parts = re.split(r"[\\/]", str(below))
-    patterns = [f"{above}{glob.escape(parts[-1])}*" for above in ("", "*/", "*/*/", "*/*/*/")]
-    files = (file for pattern in patterns for file in root.glob(pattern))
-    elsewhere = next((file for file in files if parts[-1] in (file.name, file.stem)), None)
-    if elsewhere is None:
-        return ""
-    if len(parts) <= len(elsewhere.parts):
-        base = elsewhere.parents[len(parts) - 1]
-        if listed_file(base.joinpath(*parts)) == elsewhere:
-            return f"; {elsewhere} is there: give --root={str(base)!r}"
-    return f"; {elsewhere} is there: write the paths of the list relative to --root"
 
 
 def chosen_splits(options: SourceOptions, there: Iterable[str], where: object) -> list[str]:

@@ -29,7 +29,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_range
 from sslpipe.errors import DataError
 from sslpipe.portable import one_at_a_time
-from sslpipe.sharding import show, sources
+from sslpipe.sharding import listed_files, show
 from sslpipe.sharding.build import write_shards
 from sslpipe.sharding.idx import parse_idx
 from sslpipe.sharding.members import encode_png
@@ -201,7 +201,7 @@ class Interrupted(BaseException):
 def test_a_build_stopped_at_any_sample_resumes_to_the_same_bytes(
     built, tmp_path, monkeypatch, sample
 ):
-    out, reads, read_encoded = tmp_path / "set", itertools.count(), sources.read_encoded
+    out, reads, read_encoded = tmp_path / "set", itertools.count(), listed_files.read_encoded
     build = ("build", out, "--root", built.parent / "photos", *BUILD)
 
     def read(file):
@@ -210,7 +210,7 @@ def test_a_build_stopped_at_any_sample_resumes_to_the_same_bytes(
         return read_encoded(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "read_encoded", read)
+        patch.setattr(listed_files, "read_encoded", read)
         with pytest.raises(Interrupted):
             run(*build, "--num-workers", "1")
     assert not (out / "dataset.json").exists()
