@@ -123,8 +123,7 @@ class MoCoLoss(ContrastiveObjective):
         """
         queries, inverse_norms = normalised(z)
         positive = (queries * keys).sum(1) / self.temperature  # (B,)
-        # on CUDA without asking what the queue holds: the answer would wait for the device
-        queue = (_whole_queue if z.is_cuda else _filled_queue)(self, known)
+        queue = _columns(self, known, whole=z.is_cuda)
         order = queue.query_order
 
         tiles = Tiles(
@@ -180,15 +179,26 @@ class _Queue(NamedTuple):
     absent: Tensor | None = None
 
 
-def _filled_queue(loss_fn: MoCoLoss, known: _Numbers) -> _Queue:
-    """Take what is in the queue; where a query meets its own sample, both sides sorted by id."""
-    filled = int(loss_fn.filled_rows)
-    keys = loss_fn.keys[:filled]
-    key_ids = loss_fn.key_ids[:filled]
+def _columns(loss_fn: MoCoLoss, known: _Numbers, *, whole: bool) -> _Queue:
+    """Take what is in the queue, and what of it each query does not meet.
+
+    Where a query meets its own sample, both sides are sorted by id, so that few tiles have
+    something to mask. `whole` is for CUDA, where to read a value would wait for the device: all
+    rows are taken as they lie, those that are not filled yet as absent.
+    """
+    rows = loss_fn.queue_rows if whole else int(loss_fn.filled_rows)
+    keys = loss_fn.keys[:rows]
+    key_ids = loss_fn.key_ids[:rows]
+    absent = None
+    if whole:
+        absent = torch.arange(rows, device=keys.device) >= loss_fn.filled_rows
     if not known.is_plain:
-        return _Queue(keys, *_masks_of_groups(loss_fn, known, filled))
+        same, masks = _masks_of_groups(loss_fn, known, rows)
+        return _Queue(keys, same, masks=masks, absent=absent)
     ids = known.queries[0]
-    same = _count_own(ids, key_ids)
+    same = _count_own(ids, key_ids)  # -1 where not filled
+    if whole:
+        return _Queue(keys, same, masks=Masks(((_apart(ids), key_ids),)), absent=absent)
     if not bool(same.any()):
         return _Queue(keys, same)
     query_order = ids.argsort()
@@ -197,19 +207,7 @@ def _filled_queue(loss_fn: MoCoLoss, known: _Numbers) -> _Queue:
     return _Queue(keys[queue_order], same, query_order, masks)
 
 
-def _whole_queue(loss_fn: MoCoLoss, known: _Numbers) -> _Queue:
-    """Take all rows of the queue, those that are not filled yet as absent; no value is read."""
-    rows = torch.arange(loss_fn.queue_rows, device=loss_fn.keys.device)
-    absent = rows >= loss_fn.filled_rows
-    if not known.is_plain:
-        same, order, masks = _masks_of_groups(loss_fn, known, loss_fn.queue_rows)
-        return _Queue(keys=loss_fn.keys, same=same, query_order=order, masks=masks, absent=absent)
-    ids = known.queries[0]
-    same = _count_own(ids, loss_fn.key_ids)  # -1 where not filled
-    return _Queue(loss_fn.keys, same, masks=Masks(((_apart(ids), loss_fn.key_ids),)), absent=absent)
-
-
-def _masks_of_groups(loss_fn: MoCoLoss, known: _Numbers, rows: int) -> tuple[Tensor, slice, Masks]:
+def _masks_of_groups(loss_fn: MoCoLoss, known: _Numbers, rows: int) -> tuple[Tensor, Masks]:
     """Mask by the ids of the query and of its key, and by each group; rows of the queue."""
     key_ids = loss_fn.key_ids[:rows]
     pairs = [(_apart(side[0]), key_ids) for side in (known.queries, known.keys)]
@@ -218,7 +216,7 @@ def _masks_of_groups(loss_fn: MoCoLoss, known: _Numbers, rows: int) -> tuple[Ten
         pairs += [(_apart(own), theirs.contiguous()) for own, theirs in columns]
     masks = Masks(tuple(pairs))
     tiles = MaskTiles(masks, loss_fn.engine.tile_rows_on(key_ids.device), key_ids.device)
-    return tiles.count(), slice(None), masks
+    return tiles.count(), masks
 
 
 def _count_own(ids: Tensor, key_ids: Tensor) -> Tensor:

@@ -48,7 +48,8 @@ def test_moco_equals_loops_over_a_list_as_queue(
     known: str, unread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if unread:
-        monkeypatch.setattr(moco, "_filled_queue", moco._whole_queue)
+        original = moco._columns
+        monkeypatch.setattr(moco, "_columns", lambda *given, whole: original(*given, whole=True))
     columns = {"one column": 1, "two columns": 2}.get(known, 0)
     cases = (5, 0.2, 4), (12, 0.01, 4), (21, 0.2, 512), (100, 0.01, 4)
     for queue_rows, temperature, tile_rows in cases:
