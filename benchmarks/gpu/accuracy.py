@@ -140,7 +140,7 @@ def scattered(bench: Bench) -> DatasetIndex:
             made = f"python -m tools.datasets.scattered_idx IDX_FOLDER {images}"
             raise SkippedError(f"{images} is not there: {made}")
         options = SourceOptions(root=images)
-        layout = Layout(seed=0, samples_per_shard=1024, max_shard_bytes=2**30)
+        layout = Layout(samples_per_shard=1024, max_shard_bytes=2**30)
         write_shards(
             out,
             "idx",

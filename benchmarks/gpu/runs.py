@@ -173,7 +173,7 @@ def photographs(folder: Path, images: int, width: int, height: int) -> Path:
         return out / "dataset.json"
     sources = out / "images"
     write_photographs(sources, images, width, height)
-    layout = Layout(seed=0, samples_per_shard=256, max_shard_bytes=2**30)
+    layout = Layout(samples_per_shard=256, max_shard_bytes=2**30)
     options = SourceOptions(root=sources, split="train")
     write_shards(out, "folder", options, layout, workers=os.cpu_count() or 1)
     return out / "dataset.json"

@@ -117,7 +117,7 @@ def write_shards(
     cut = cut._replace(split_by=cut.split_by or samples.split_by)
     manifest = open_manifest(out, options.name)
     classes = _classes(samples, manifest, cut)
-    splits, of_cut = cut_splits(samples, classes, layout.seed, cut)
+    splits, of_cut = cut_splits(samples, classes, cut)
     plans = [plan_split(key, value, layout) for key, value in splits.items()]
     notes = [*samples.notes, *describe(samples.columns), *of_cut]
 

@@ -49,6 +49,7 @@ from sslpipe.sharding.scan import index_tar
 from sslpipe.sharding.sources import Images
 
 _SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
+SEED = 0  # of every shuffle and cut
 WRITER_VERSION = 1  # raised when the same plan gives other bytes
 MOST_TOGETHER = 32  # samples of one group side by side
 NAMED_BAD = 5  # images that cannot be decoded; the others are counted
@@ -59,7 +60,6 @@ STATISTICS_PX = 256  # mean and std are taken of images reduced to fit this
 class Layout(NamedTuple):
     """What, besides the source, decides the bytes of the shards."""
 
-    seed: int = 0  # of the shuffle
     samples_per_shard: int = 1000  # at most
     max_shard_bytes: int = 10**9  # at most; rough where images are converted
     resize_shorter_px: int | None = None  # longer images are downscaled to this shorter side
@@ -94,7 +94,7 @@ class SplitImages(NamedTuple):
 
 
 def cut_splits(
-    samples: Samples, classes: tuple[str, ...], seed: int, cut: Cut
+    samples: Samples, classes: tuple[str, ...], cut: Cut
 ) -> tuple[dict[str, SplitImages], list[str]]:
     """Cut test from train, and unseen classes from all; returns the splits and what to say.
 
@@ -113,7 +113,7 @@ def cut_splits(
             described=to_json(columns, len(images)),
         )
     if cut.test_fraction:
-        splits = cut_test(splits, cut.test_fraction, seed, cut.split_by)
+        splits = cut_test(splits, cut.test_fraction, cut.split_by)
         notes = [] if cut.split_by is None else _describe_groups(splits, cut.split_by)
     if cut.unseen_classes:
         splits = _cut_classes(splits, cut.unseen_classes, classes)
@@ -124,7 +124,7 @@ def cut_splits(
 
 
 def cut_test(
-    splits: dict[str, SplitImages], fraction: float, seed: int, by: str | None = None
+    splits: dict[str, SplitImages], fraction: float, by: str | None = None
 ) -> dict[str, SplitImages]:
     """Move a share of each class (rounded) from train to a new split, test.
 
@@ -147,12 +147,12 @@ def cut_test(
     if groups is None and not 0 < rounded < len(images):  # one split would have no image
         groups = np.arange(len(images))
     if groups is not None:
-        is_test = choose_groups(groups, images.labels, fraction, seed)
+        is_test = choose_groups(groups, images.labels, fraction, SEED)
     else:
         is_test = np.zeros(len(images), bool)
         for label in np.unique(images.labels).tolist():
             members = np.nonzero(images.labels == label)[0]
-            order = permutation(len(members), (seed, label))
+            order = permutation(len(members), (SEED, label))
             is_test[members[order[: round(fraction * len(members))]]] = True
     if not is_test.any() or is_test.all():
         count = len(images)
@@ -357,7 +357,7 @@ def _order(
     """
     numbers = source.numbers
     name = zlib.crc32(split.encode())
-    order = numbers[permutation(len(numbers), (layout.seed, name))]
+    order = numbers[permutation(len(numbers), (SEED, name))]
     if layout.group_by is None:
         return order, np.arange(len(order))
     codes = find_groups(source.columns, layout.group_by, "--group-by")[order]
@@ -372,7 +372,7 @@ def _order(
     piece = np.cumsum(begins) - 1
     # the pieces, shuffled
     rank = np.empty(begins.sum(), np.int64)
-    rank[permutation(len(rank), (layout.seed, name, 1))] = np.arange(len(rank))
+    rank[permutation(len(rank), (SEED, name, 1))] = np.arange(len(rank))
     shuffled = np.argsort(rank[piece], kind="stable")
     return order[shuffled], np.flatnonzero(begins[shuffled])
 
@@ -403,7 +403,7 @@ def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
     """Hash what decides the bytes of a split's shards."""
     images = source.images
     options = [value for value in layout if value is not None]
-    decides = json.dumps([WRITER_VERSION, split, *options], default=Reading.model_dump)
+    decides = json.dumps([WRITER_VERSION, split, SEED, *options], default=Reading.model_dump)
     digest = hashlib.sha256(decides.encode() + images.contents.encode())
     for number in source.numbers.tolist():
         row = [number, images.names[number], int(images.labels[number]), int(images.sizes[number])]

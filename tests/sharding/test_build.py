@@ -222,11 +222,11 @@ def test_small_classes_share_a_test_split_drawn_over_all_images(sizes, fraction,
     labels = np.repeat(np.arange(len(sizes)), sizes)
     images = Images([""] * len(labels), labels, labels, (), lambda _: b"")
     whole = SplitImages(images, np.arange(len(labels)), pa.table({}), [b""] * len(labels))
-    cut = cut_test({"train": whole}, fraction, seed=3)
+    cut = cut_test({"train": whole}, fraction)
     assert len(cut["test"].numbers) == wanted
     both = np.concatenate([cut["train"].numbers, cut["test"].numbers])
     assert sorted(both.tolist()) == list(range(len(labels)))
-    again = cut_test({"train": whole}, fraction, seed=3)
+    again = cut_test({"train": whole}, fraction)
     assert again["test"].numbers.tolist() == cut["test"].numbers.tolist()
     per_class = np.bincount(labels[cut["test"].numbers], minlength=len(sizes))
     assert per_class.max() <= -(-max(sizes) * fraction // 1) + 1  # spread, not a few whole classes

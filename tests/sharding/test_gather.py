@@ -29,7 +29,7 @@ from sslpipe.sharding.writer import MOST_TOGETHER, Cut, Layout
 from tests.helpers.dataset import picture, png
 from tests.helpers.shards import error_of, grey, report_of, run, tree, write_tar
 
-LAYOUT = Layout(seed=0, samples_per_shard=7, max_shard_bytes=10**9)
+LAYOUT = Layout(samples_per_shard=7, max_shard_bytes=10**9)
 PATIENTS = ["p1", "p2", "", "p/3\n", "p1", "ü", "", "p2"] * 4
 SHOT_AT = ["2024-05-01T12:00:00+02:00", "", "2024-05-02T00:00:00Z", "1969-12-31T00:00:00Z"] * 8
 

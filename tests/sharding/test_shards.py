@@ -160,7 +160,7 @@ def test_bytes_do_not_depend_on_workers_or_on_where_things_lie(photos, tmp_path)
 
 def test_shards_are_cut_by_bytes_too(photos, tmp_path):
     out = tmp_path / "out"
-    layout = Layout(seed=0, samples_per_shard=1000, max_shard_bytes=8000)
+    layout = Layout(samples_per_shard=1000, max_shard_bytes=8000)
     write_shards(out, "folder", SourceOptions(root=photos), layout)
     split = load_index(out).split("train")
     assert len(split) == 37
@@ -175,7 +175,7 @@ def test_a_build_keeps_what_the_one_wrote_that_it_waited_for(photos, tmp_path, m
     other = tmp_path / "other"
     shutil.copytree(photos, other)
     next(other.rglob("*.jpg")).unlink()
-    layout = Layout(seed=0, samples_per_shard=8)
+    layout = Layout(samples_per_shard=8)
 
     def wait(folder):
         monkeypatch.undo()
