@@ -24,7 +24,7 @@ from sslpipe.models.tuning import (
     ramped_prefix,
 )
 from sslpipe.optim.parameter_groups import parameter_groups
-from sslpipe.registry.schema import refusals
+from sslpipe.registry.schema import KindSettings, refusals
 from sslpipe.run.contract import TrainingParts
 
 
@@ -127,22 +127,8 @@ def check_task(recipe: FinetuneRecipe, num_classes: int) -> None:
             "to train on, so that no image has a negative; train on two classes or more, or lower "
             "data.validation_classes"
         )
-    sampler = recipe.sampler
-    no_others = sampler.classes_per_batch == 1 and not sampler.random_images
-    branches = len(recipe.embedding.taps) + 1
     for loss in (recipe.loss, *(term.loss for term in recipe.also)):
-        compares_rows = loss.kind in METRIC_LOSSES and loss.kind != "pml"  # may have weights
-        if compares_rows and no_others and recipe.queue is None:
-            raise RecipeError(
-                f"sampler.classes_per_batch = 1: loss.kind = {loss.kind!r} then has no "
-                "negatives; use 2 or more, or set sampler.random_images"
-            )
-        shares = getattr(loss, "shares", ())  # of "hdc"
-        if branches > 1 and shares and len(shares) != branches:
-            raise RecipeError(
-                f"embedding.taps makes {branches} branches, and loss.shares = {list(shares)} are "
-                f"of {len(shares)}; give a share for each branch"
-            )
+        _check_loss(recipe, loss)
     if recipe.loss.kind in HEADS and not recipe.also:
         for key, part in (("miner", recipe.miner), ("queue", recipe.queue)):
             if part is not None:
@@ -150,6 +136,24 @@ def check_task(recipe: FinetuneRecipe, num_classes: int) -> None:
                     f"loss.kind = {recipe.loss.kind!r} compares rows with weights, so [{key}] has "
                     "nothing to do; leave it out"
                 )
+
+
+def _check_loss(recipe: FinetuneRecipe, loss: KindSettings) -> None:
+    sampler = recipe.sampler
+    no_others = sampler.classes_per_batch == 1 and not sampler.random_images
+    compares_rows = loss.kind in METRIC_LOSSES and loss.kind != "pml"  # which may have weights
+    if compares_rows and no_others and recipe.queue is None:
+        raise RecipeError(
+            f"sampler.classes_per_batch = 1: loss.kind = {loss.kind!r} then has no negatives; use "
+            "2 or more, or set sampler.random_images"
+        )
+    branches = len(recipe.embedding.taps) + 1
+    shares = getattr(loss, "shares", ())  # of "hdc"
+    if branches > 1 and shares and len(shares) != branches:
+        raise RecipeError(
+            f"embedding.taps makes {branches} branches, and loss.shares = {list(shares)} are of "
+            f"{len(shares)}; give a share for each branch"
+        )
 
 
 def class_neighbours(

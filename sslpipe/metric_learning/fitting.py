@@ -71,10 +71,14 @@ def _fitting_samplers(
     classes = given.classes_per_batch * given.images_per_class // images
     classes -= classes % group
     while classes >= max(2, group):
-        size = {"classes_per_batch": classes, "images_per_class": images}
         fewer_classes = classes - group if classes <= FEW_CLASSES else classes // 2
         for streams in (given.num_streams, 1):
-            sampler = given.model_copy(update={**size, "num_streams": streams})
+            changed = {
+                "classes_per_batch": classes,
+                "images_per_class": images,
+                "num_streams": streams,
+            }
+            sampler = given.model_copy(update=changed)
             try:
                 order = _batches(recipe.model_copy(update={"sampler": sampler}), index, split)
             except BatchesDoNotFit as error:
