@@ -159,23 +159,9 @@ def cut_scenes(
     own_columns = dict[str, Columns]()
     for split, files in splits.items():
         scenes = opened[split]
-        skipped = 0
         if sensors.min_content:
-            shown = [_with_content(scene, sensors.min_content, workers) for scene in scenes]
-            skipped = sum(
-                len(before.windows) - len(after.windows)
-                for before, after in zip(scenes, shown, strict=True)
-                if isinstance(after.planes, Planes)
-            )
-            scenes = shown
-        left = sum(len(scene.windows) for scene in scenes)
-        if skipped:
-            notes.append(
-                f"split {split}: {skipped:,} of {skipped + left:,} tiles skipped, with less than "
-                f"{sensors.min_content:g} of content"
-            )
-        if not left:
-            raise DataError(f"split {split!r}: every tile is empty; give a lower --min-content")
+            scenes, skipped = _shown(split, scenes, sensors.min_content, workers)
+            notes += skipped
         own = source.columns[split]
         kept = own.select([name for name in own.column_names if name != CHANNEL])
         images[split], own_columns[split] = _described(
@@ -335,6 +321,27 @@ def _windows(planes: Planes, sensors: Sensors) -> list[_Window]:
     return [
         _Window(page=page, y=top, x=left, height=tall, width=wide)
         for page, top, left in itertools.product(range(planes.total), tops, lefts)
+    ]
+
+
+def _shown(
+    split: str, scenes: Sequence[_Scene], least: float, workers: int
+) -> tuple[list[_Scene], list[str]]:
+    """Keep the tiles of a split that show enough, and say how many do not. Raises: DataError."""
+    shown = [_with_content(scene, least, workers) for scene in scenes]
+    skipped = sum(
+        len(before.windows) - len(after.windows)
+        for before, after in zip(scenes, shown, strict=True)
+        if isinstance(after.planes, Planes)
+    )
+    left = sum(len(scene.windows) for scene in shown)
+    if not left:
+        raise DataError(f"split {split!r}: every tile is empty; give a lower --min-content")
+    if not skipped:
+        return shown, []
+    return shown, [
+        f"split {split}: {skipped:,} of {skipped + left:,} tiles skipped, with less than {least:g} "
+        "of content"
     ]
 
 
