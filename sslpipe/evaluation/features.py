@@ -119,7 +119,8 @@ def data_metadata(split: Split) -> dict[str, Any]:
 def named_classes(split: Split) -> dict[str, Any]:
     """Return the names of a split's labels, by which features of two data sets are compared.
 
-    Empty where a label has no name.
+    Empty where a label has no name, or two have the same, as ImageNet's two of "crane".
     """
     names = split.index.manifest.classes
-    return {CLASSES: list(names)} if names and split.labels.max() < len(names) else {}
+    tells = len({*names}) == len(names) > int(split.labels.max(initial=0))
+    return {CLASSES: list(names)} if tells else {}

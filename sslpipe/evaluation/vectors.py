@@ -82,29 +82,45 @@ def alike(opened: Sequence[Features], names: Sequence[str]) -> list[Features]:
     """Number classes, and samples, that have names in the files alike in all of them.
 
     Raises:
-        DataError: One file has names where another has numbers.
+        DataError: One file has names where another has numbers that may mean other classes.
     """
     together = list(opened)
     for key, column in ((CLASSES, "labels"), (NAMES, "ids")):
-        named = [key in each.facts for each in together]
-        if all(each.facts.get(key) == together[0].facts.get(key) for each in together):
-            continue
-        known: dict[str, None] = {}
-        for each in together:
-            known |= dict.fromkeys(each.facts.get(key, []))
-        texts = sorted(known) if key == CLASSES else [*known]
+        lists = {
+            name: each.facts[key]
+            for name, each in zip(names, opened, strict=True)
+            if key in each.facts
+        }
+        texts = list(dict.fromkeys(text for own in lists.values() for text in own))
+        if any(own != texts for own in lists.values()) and key == CLASSES:
+            texts = sorted(texts)
         number = {text: place for place, text in enumerate(texts)}
         for place, each in enumerate(together):
-            if named[place]:
+            if key in each.facts:
                 values = _numbered(getattr(each.rows, column), each.facts[key], number)
                 rows = each.rows._replace(**{column: values})
                 together[place] = each._replace(rows=rows, facts={**each.facts, key: texts})
-            elif key == NAMES or bool((each.rows.labels >= 0).any()):
+            elif lists and (key == NAMES or not _has_same_numbers(each, opened)):
                 raise DataError(
-                    f"{column} of {names[named.index(True)]} have names and those of "
-                    f"{names[place]} are numbers; save them alike in all files"
+                    f"{column} of {next(iter(lists))} have names and those of {names[place]} are "
+                    "numbers, which may mean others; save them alike in all files"
                 )
     return together
+
+
+def _has_same_numbers(one: Features, others: Sequence[Features]) -> bool:
+    """Return whether labels without names can be numbers of the classes that others name.
+
+    As of a file that an earlier version wrote, or of tars that were indexed without --classes.
+    """
+    if one.split is not None or not bool((one.rows.labels >= 0).any()):
+        return True  # its data set names them; or there are none
+    named = [each.facts for each in others if CLASSES in each.facts]
+    classes = named[0][CLASSES]
+    data = [facts.get("data_sha256") for facts in named]
+    if None in data or any(facts[CLASSES] != classes for facts in named):
+        return False  # numbers of texts mean nothing outside of their file
+    return one.facts.get("data_sha256") in data or int(one.rows.labels.max()) < len(classes)
 
 
 def _numbered(values: Tensor, texts: Sequence[str], number: dict[str, int]) -> Tensor:

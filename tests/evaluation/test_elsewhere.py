@@ -13,7 +13,8 @@ import sslpipe
 from sslpipe.cli import app
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
-from sslpipe.evaluation.feature_files import load_embeddings
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.feature_files import load_embeddings, save_embeddings
 from sslpipe.evaluation.vectors import alike, open_features
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.exports import trained
@@ -145,6 +146,48 @@ def test_classes_of_two_data_sets_are_compared_by_name(tmp_path, call):
     assert written["classes"] == ["ant", "cat", "dog"]
     one = open_features(tmp_path / "train.npz")
     assert one.class_name(int(one.rows.labels[0])) in ("cat", "dog")
+
+
+def test_numbers_of_a_data_set_are_compared_with_its_names(tmp_path, call):
+    """A file of an earlier version has no names; one of other numbers is refused, as texts are."""
+    model = trained()
+    named = [(picture(number), ("dog", "cat", "bee")[number % 3]) for number in range(9)]
+    data = tmp_path / "data"
+    sslpipe.build_dataset(data, named, split="train")
+    rows = sslpipe.embed(model, data, "train", out=tmp_path / "named.npz")
+    facts = {key: value for key, value in rows.facts.items() if key != "classes"}
+    save_embeddings(tmp_path / "numbers.npz", rows, facts)
+    other = {**facts, "data_sha256": "0" * 64}
+    save_embeddings(tmp_path / "other.npz", rows, other)
+    more = Embeddings(rows.features, rows.labels + 1, rows.ids)
+    save_embeddings(tmp_path / "more.npz", more, other)
+    for pair in (["named", "numbers"], ["numbers", "named"], ["named", "other"]):
+        files = [tmp_path / f"{name}.npz" for name in pair]
+        opened = alike([open_features(file) for file in files], pair)
+        assert [each.rows.labels.tolist() for each in opened] == 2 * [rows.labels.tolist()]
+    out = tmp_path / "knn.json"
+    call("evaluate", "knn", *files, "--k", 1, "--out", out)
+    assert json.loads(out.read_text())[0]["value"] == 1
+    with pytest.raises(DataError, match="labels of 1 have names and those of 2 are numbers"):
+        alike([open_features(tmp_path / f"{name}.npz") for name in ("named", "more")], ["1", "2"])
+    search = sslpipe.ImageSearch((tmp_path / "numbers.npz", data), tmp_path / "named.npz")
+    hits = search.find(rows.features[:1], top=2)[0]
+    assert {hit.part for hit in hits} == {0, 1}
+    first = open_features(tmp_path / "named.npz").class_name(int(rows.labels[0]))
+    assert {search.class_name(hit) for hit in hits} == {first}
+
+
+def test_two_classes_of_one_name_stay_two(tmp_path):
+    """ImageNet has two of "crane" and two of "maillot"."""
+    model = trained()
+    data = write_dataset(tmp_path / "data", (12,), classes=3)
+    tree = json.loads(data.read_text())
+    data.write_text(json.dumps({**tree, "classes": ["crane", "ant", "crane"]}))
+    rows = sslpipe.embed(model, data, "train", out=tmp_path / "rows.npz")
+    assert {*rows.labels.tolist()} == {0, 1, 2}
+    file = tmp_path / "rows.npz"
+    for opened in (*alike([open_features(file)] * 2, ["1", "2"]), open_features(file, data)):
+        assert opened.rows.labels.tolist() == rows.labels.tolist()
 
 
 def test_a_data_set_numbers_the_classes_that_a_file_names(tmp_path):
