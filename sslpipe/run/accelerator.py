@@ -70,9 +70,10 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
             f"WORLD_SIZE = {launched} is set, but no launcher started this one process; unset it, "
             f"or start with `{launch_command(launched)} ...`"
         )
-    if launched == 1 and "LOCAL_RANK" in os.environ and "MASTER_ADDR" not in os.environ:
+    local_rank = os.environ.get("LOCAL_RANK", "-1")  # -1, some set it so: none
+    if launched == 1 and local_rank != "-1" and "MASTER_ADDR" not in os.environ:
         raise UserError(
-            f"LOCAL_RANK = {os.environ['LOCAL_RANK']} is set, but no launcher started this "
+            f"LOCAL_RANK = {local_rank} is set, but no launcher started this "
             "process, which would set MASTER_ADDR, too; unset it"
         )
     if launched > 1:

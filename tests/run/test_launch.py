@@ -17,6 +17,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 
 import sslpipe
 from sslpipe.cli.train import app as train_commands
+from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe.reading import load_recipe
@@ -159,6 +160,8 @@ def test_a_rank_that_no_launcher_gave_is_one_error(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="LOCAL_RANK = 1 is set, but no launcher"):
         join_processes(cpu=True, timeout_s=10)
+    monkeypatch.setenv("LOCAL_RANK", "-1")  # as some set it where there is none
+    assert join_processes(cpu=True, timeout_s=10) == Rank()
 
 
 def test_a_launched_finetuning_from_a_backbone_ends_with_the_weights_of_one_process(
