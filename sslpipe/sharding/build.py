@@ -32,7 +32,7 @@ from sslpipe.sharding.columns import (
 )
 from sslpipe.sharding.gather import columns_of_images, describe
 from sslpipe.sharding.measure import measure
-from sslpipe.sharding.readers import OPTIONS, SOURCES
+from sslpipe.sharding.readers import BUILT_IN, OPTIONS, SOURCES
 from sslpipe.sharding.record import (
     FOLDER,
     Record,
@@ -186,6 +186,8 @@ def _check_source(source: str | SourceReader, options: SourceOptions) -> None:
             f"--source={source!r} is unknown{did_you_mean(source, known)}; known: "
             f"{', '.join(known)}; tars are used as they are by `sslpipe shards index`"
         )
+    if source not in BUILT_IN:  # a package's own may read any
+        return
     for option, owners in OPTIONS.items():
         if getattr(options, option) != getattr(SourceOptions, option) and source not in owners:
             named = f"--{option.replace('_', '-')}"

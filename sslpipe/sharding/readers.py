@@ -13,7 +13,7 @@ from sslpipe.sharding.tars import read_tars
 from sslpipe.sharding.torchvision_datasets import read_torchvision
 
 # `--source NAME`; a source of one's own: a function of SourceOptions, and a line here
-_BUILT_IN: dict[str, SourceReader] = {
+BUILT_IN: dict[str, SourceReader] = {
     "folder": read_folder,
     "torchvision": read_torchvision,
     "csv": read_csv,
@@ -22,8 +22,8 @@ _BUILT_IN: dict[str, SourceReader] = {
     "huggingface": read_parquet,
     "tars": read_tars,
 }
-SOURCES = Table("source", _BUILT_IN, "sslpipe.sources")
-# options that only some of them read; given with another one, they are refused
+SOURCES = Table("source", BUILT_IN, "sslpipe.sources")
+# options that only some of the built-in ones read; given with another of these, they are refused
 OPTIONS: dict[str, tuple[str, ...]] = {
     "csv": ("csv",),
     "image_column": ("csv", "parquet", "huggingface"),

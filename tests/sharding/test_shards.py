@@ -35,7 +35,7 @@ from sslpipe.sharding.idx import parse_idx
 from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.readers import OPTIONS, SOURCES
 from sslpipe.sharding.scan import scan_tar
-from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.sources import Images, SourceOptions
 from sslpipe.sharding.writer import Layout
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.shards import (
@@ -312,6 +312,24 @@ def test_a_corrupt_image_is_refused_by_name_or_skipped_and_listed(photos, tmp_pa
     assert "skipped: cat/empty.png: not a readable image: it is empty" in listed
     assert len(load_index(out).split("train")) == 37
     assert run("verify", out) == 0
+
+
+def test_a_source_that_is_added_may_read_any_option(tmp_path, monkeypatch):
+    def read(options):
+        kinds = (options.label_column, options.split_column)
+        images = Images(
+            names=["one", "two"],
+            labels=np.arange(2),
+            sizes=np.full(2, 500),
+            classes=kinds,
+            read=lambda number: encode_png(picture(number)),
+        )
+        return {"train": images}
+
+    monkeypatch.setitem(SOURCES, "lab", read)
+    words = ["--source", "lab", "--label-column", "dye", "--split-column", "plate"]
+    assert run("build", tmp_path, *words) == 0
+    assert load_index(tmp_path).manifest.classes == ("dye", "plate")
 
 
 @pytest.mark.parametrize(
