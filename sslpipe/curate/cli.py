@@ -15,7 +15,6 @@ from sslpipe.portable import write_atomically
 
 if TYPE_CHECKING:
     from sslpipe.curate.clusters import Chosen
-    from sslpipe.data.index import Split
     from sslpipe.evaluation.vectors import Features
 
 app = new_app(
@@ -259,15 +258,19 @@ def select(
     """
     if ignore_labels and labels is not None:
         raise UserError("--ignore-labels does not go with --labels")
+
+    from sslpipe.curate.csv_files import read_table, write_table
+
     path = out / "chosen.csv"
-    _check_overwritten(path)
+    if path.is_file() and any(row["label"] for row in read_table(path, ("label",))):
+        raise DataError(f"{path} holds labels, which would be lost; name another --out")
     opened = embedded.open(out)
     split = opened.split
     if images and split is None:
         raise UserError("--images are those of a data set: name it with --data, or leave them out")
 
     from sslpipe.curate.calls import select_to_label
-    from sslpipe.curate.csv_files import write_table
+    from sslpipe.curate.image_scan import write_images
     from sslpipe.curate.pages import chosen_page
 
     labelled = _labelled(opened, labels, ignore_labels)
@@ -276,7 +279,9 @@ def select(
     table = _table(opened, chosen)
     columns = ["order", "split", "id", "key", "reason", "value", "label"]
     if images and split is not None:
-        _write_images(split, table, out)
+        written = write_images(split, [row["id"] for row in table], out / "images")
+        for row in table:
+            row["path"] = written[row["id"]].relative_to(out).as_posix()
         columns.insert(-1, "path")
     write_table(path, table, columns)
     if split is not None:
@@ -289,14 +294,6 @@ def select(
     else:
         more = ["--count", count, "--labels", path, "--out", out.with_name("next")]
         say_next(["curate", "select", *embedded.words(), *more], when=when)
-
-
-def _check_overwritten(table: Path) -> None:
-    """Raise DataError where a table that is written anew has labels that people filled in."""
-    from sslpipe.curate.csv_files import read_table
-
-    if table.is_file() and any(row["label"] for row in read_table(table, ("label",))):
-        raise DataError(f"{table} holds labels, which would be lost; name another --out")
 
 
 def _table(opened: "Features", chosen: "list[Chosen]") -> list[dict[str, Any]]:
@@ -319,15 +316,6 @@ def _table(opened: "Features", chosen: "list[Chosen]") -> list[dict[str, Any]]:
         }
         for order, one in enumerate(chosen)
     ]
-
-
-def _write_images(split: "Split", table: list[dict[str, Any]], out: Path) -> None:
-    """Write the images of a table's rows below `out`; each row gets its `path`."""
-    from sslpipe.curate.image_scan import write_images
-
-    written = write_images(split, [row["id"] for row in table], out / "images")
-    for row in table:
-        row["path"] = written[row["id"]].relative_to(out).as_posix()
 
 
 def _labelled(opened: "Features", table: Path | None, ignored: bool) -> list[int] | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.arguments import checked
-from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import ExportError, as_path, did_you_mean
 from sslpipe.export.folder import sha256_sums
@@ -131,9 +130,11 @@ def export_backbone(
         formats = [name for name in formats if name != INT8]
         written |= _write_proved(model, formats, folder, proof, say)
         if with_preprocessing:
-            pixels = _with_preprocessing(written, model.view, say)
-            usages |= {name: onnx_usage(path.name) for name, path in pixels.items()}
-            written |= pixels
+            for name in [name for name in written if name.startswith("onnx")]:
+                say(f"put preprocessing into {name}")
+                path = add_preprocessing(written[name], model.view)
+                written[f"{name}-pixels"] = path
+                usages[f"{name}-pixels"] = onnx_usage(path.name)
         usages |= {name: usage_lines(name, model) for name in formats}
         _write_card_and_sums(model, folder, usages)
         if out.exists():
@@ -174,18 +175,6 @@ def _write_proved(
             normalised=model.backbone.normalize and name in ("timm", "hf"),
         )
     return written
-
-
-def _with_preprocessing(
-    written: Mapping[str, Path], view: EvalView, say: Callable[[str], None]
-) -> dict[str, Path]:
-    """Write, beside each ONNX file, one that takes pixels."""
-    files = {}
-    for name, path in written.items():
-        if name.startswith("onnx"):
-            say(f"put preprocessing into {name}")
-            files[f"{name}-pixels"] = add_preprocessing(path, view)
-    return files
 
 
 def _write_card_and_sums(model: FrozenBackbone, folder: Path, usages: dict[str, str]) -> None:

@@ -166,22 +166,18 @@ class FinetuneRecipe(RunRecipe):
         )
 
     @model_validator(mode="after")
-    def _holds_out_groups_of_classes(self) -> Self:
-        data = self.data
-        if data.holdout_by is not None and not data.validation_classes:
-            raise ValueError(
-                f"data.holdout_by = {data.holdout_by!r} needs data.validation_classes, the classes "
-                "to hold out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _batch_fits(self) -> Self:
+    def _consistent(self) -> Self:
         rows = self.sampler.batch_size * self.views
         if self.queue is not None and self.queue.size < rows:
             raise ValueError(
                 f"queue.size = {self.queue.size} holds less than one batch of {rows} rows; use at "
                 f"least {rows}"
+            )
+        data = self.data
+        if data.holdout_by is not None and not data.validation_classes:
+            raise ValueError(
+                f"data.holdout_by = {data.holdout_by!r} needs data.validation_classes, the classes "
+                "to hold out"
             )
         classes = self.sampler.classes_per_batch
         group = self.sampler.neighbours + 1
@@ -190,14 +186,8 @@ class FinetuneRecipe(RunRecipe):
                 f"sampler.neighbours = {group - 1} makes groups of {group}, which do not divide "
                 f"sampler.classes_per_batch = {classes}; use {classes // group * group or group}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _tunes_what_is_trained(self) -> Self:
-        if self.tune.backbone == "full":
-            return self
         for key in ("last_blocks", "projector_first_steps", "ramp_steps"):
-            if getattr(self.tune, key):
+            if self.tune.backbone == "frozen" and getattr(self.tune, key):
                 raise ValueError(
                     f"tune.{key} is for a backbone that is trained, and tune.backbone = 'frozen': "
                     "leave one of them out"

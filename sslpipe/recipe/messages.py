@@ -60,7 +60,9 @@ class _Mistakes:
             case "extra_forbidden":
                 return self._unknown_key(loc)
             case "missing":
-                return self._missing(loc)
+                place = loc[:-1] if loc[-1] == "kind" else loc  # a section says what it may be
+                wanted = _what_to_give(self._field_at(place), ".".join(map(str, place)))
+                return f"{key} is missing{wanted}"
             case "model_type" | "no_section":
                 return self._no_section(loc, value)
             case "unknown_kind":
@@ -97,13 +99,6 @@ class _Mistakes:
             settings = [each for each in known_keys(self._model) if not each.endswith(".kind")]
             near = did_you_mean_key(key, settings, most=1, cutoff=0.7)
         return f"unknown key {key}{near}; known here: {', '.join(known)}"
-
-    def _missing(self, loc: Sequence[int | str]) -> str:
-        key = ".".join(map(str, loc))
-        if loc[-1] == "kind":  # the section says what it may be
-            field = self._field_at(loc[:-1])
-            return f"{key} is missing{_what_to_give(field, key.removesuffix('.kind'))}"
-        return f"{key} is missing{_what_to_give(self._field_at(loc), key)}"
 
     def _no_section(self, loc: Sequence[int | str], value: Any) -> str:
         key = ".".join(map(str, loc))

@@ -137,7 +137,11 @@ def suite(
     folder = Path(model) if isinstance(model, str | Path) else None
     compared = [str(as_path(source, "against")) for source in against]
     # what can be refused, before anything is embedded
-    rows, queries = _labelled_splits(index, split)
+    rows = index.split("train")
+    queries = index.split(split)
+    for each in (rows, queries):
+        index.check_files(each.name)
+        check_labelled(each.name, each.labels)
     own = copy.deepcopy(model) if isinstance(model, FrozenBackbone) else model
     backbone = load_backbone(own, checkpoint=checkpoint)
     if chosen := weights_text(backbone):
@@ -178,16 +182,6 @@ def suite(
     if folder is not None:
         copy_to_trackers(folder, report, say)
     return report
-
-
-def _labelled_splits(index: DatasetIndex, split: str) -> tuple[Split, Split]:
-    """Return train, and the split to score. Raises: DataError: files or all labels are missing."""
-    train = index.split("train")
-    test = index.split(split)
-    for each in (train, test):
-        index.check_files(each.name)
-        check_labelled(each.name, each.labels)
-    return train, test
 
 
 def copy_to_trackers(model: Path, report: dict[str, Any], say: Say) -> None:

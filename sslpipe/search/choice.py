@@ -189,7 +189,15 @@ def choose(
         by_labels=images.lacking is None,
         skipped=skipped.lines,
     )
-    _write_ranking(out / CHOICE, choice, ranked, identity, networks)
+    tree = {
+        **ranking.to_json(ranked, identity),
+        "answer": choice.answer,
+        "used": ranked.index(best),
+        "sources": [one.source for one in networks.candidates.values()],
+        "skipped": skipped.lines,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / CHOICE, tree)
     page = choice_page(
         images.rows,
         choice.answer,
@@ -203,25 +211,6 @@ def choose(
     say(f"write {choice.backbone}, and prove it in a clean process")
     _write_backbone(choice.backbone, best, ranked, networks, images.rows)
     return choice
-
-
-def _write_ranking(
-    file: Path,
-    choice: Choice,
-    ranked: Sequence[Ranked],
-    identity: Mapping[str, Any],
-    networks: _Networks,
-) -> None:
-    """Write choice.json, by which the next call knows the candidates and the ranking."""
-    tree = {
-        **ranking.to_json(ranked, identity),
-        "answer": choice.answer,
-        "used": ranked.index(choice.best),
-        "sources": [one.source for one in networks.candidates.values()],
-        "skipped": choice.skipped,
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, tree)
 
 
 def _write_backbone(

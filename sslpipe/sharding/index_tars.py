@@ -29,7 +29,7 @@ from sslpipe.sharding.build_report import (
     was_split_by_class,
     write_report,
 )
-from sslpipe.sharding.columns import Columns, save_columns, with_paths
+from sslpipe.sharding.columns import save_columns, with_paths
 from sslpipe.sharding.gather import TarCells, cells_of_tar, columns_of_tars
 from sslpipe.sharding.join_tars import Joined, built_paths
 from sslpipe.sharding.measure import measure
@@ -148,11 +148,24 @@ def index_folder(
 
     # dataset.json
     splits = {name: tuple(tar.entry for tar in own) for name, own in indexed.items()}
-    fields = _fields(manifest, splits, joined)
+    kept = [name for name in manifest.splits if name not in splits]
+    fields: dict[str, object] = {
+        "classes": joined.classes or manifest.classes,
+        "splits": {**manifest.splits, **splits},
+    }
+    if kept:
+        fields["classes"] = merge_classes(manifest.classes, joined.classes)
+    if not kept or "train" in splits:
+        fields |= joined.fields
     if channels:
         fields |= _measured_fields(groups, channels, value_range)
     cells = {name: [tar.cells for tar in own] for name, own in indexed.items()}
-    values = _with_paths(columns_of_tars(cells, columns), groups, splits)
+    values = columns_of_tars(cells, columns)
+    for name, table in values.items():
+        known = {column.lower() for column in table.column_names}
+        built = built_paths(groups[name], splits[name])
+        if built and PATH_COLUMN not in known:
+            values[name] = with_paths(table, built)
     manifest = save_columns(out, manifest.model_copy(update=fields), values)
 
     # the report
@@ -181,37 +194,6 @@ def _suffixes(
     if kept and image != stored:
         raise DataError(f"{', '.join(kept)} of {out / 'dataset.json'} has images of another type")
     return IMAGE_SUFFIXES if image.is_rgb8 else ARRAY_SUFFIXES
-
-
-def _fields(
-    manifest: Manifest, splits: Mapping[str, tuple[ShardFile, ...]], joined: Joined
-) -> dict[str, object]:
-    """Return what dataset.json says of these splits. Raises: DataError for new classes."""
-    is_all = set(manifest.splits) <= set(splits)
-    fields: dict[str, object] = {
-        "classes": joined.classes or manifest.classes,
-        "splits": {**manifest.splits, **splits},
-    }
-    if not is_all:
-        fields["classes"] = merge_classes(manifest.classes, joined.classes)
-    if is_all or "train" in splits:
-        fields |= joined.fields
-    return fields
-
-
-def _with_paths(
-    columns: Mapping[str, Columns],
-    groups: Mapping[str, Sequence[Path]],
-    splits: Mapping[str, Sequence[ShardFile]],
-) -> dict[str, Columns]:
-    """Add the paths that a build knows of its tars, unless a column is named so."""
-    added = dict(columns)
-    for name, table in columns.items():
-        known = {column.lower() for column in table.column_names}
-        built = built_paths(groups[name], splits[name])
-        if built and PATH_COLUMN not in known:
-            added[name] = with_paths(table, built)
-    return added
 
 
 class _IndexedTar(NamedTuple):
