@@ -78,7 +78,7 @@ def _remarks_on_size(size: tuple[int, int]) -> list[str]:
 
 
 def _remarks_on_values(raw: bytes, image: Image.Image) -> Iterator[str]:
-    """Say what of an image's values or frames is not used."""
+    """Return what of an image's values or frames is not used."""
     kind = image_kind(raw)
     if image.mode in ("CMYK", "LAB"):
         yield f"{image.mode}, converted without their colour profile"
