@@ -84,8 +84,10 @@ def test_a_run_in_another_thread_trains_the_same_weights_and_leaves_signals_alon
 def default_dtype(dtype):
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
-    yield
-    torch.set_default_dtype(before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,24 @@ def test_a_step_of_bf16_computes_with_the_weights_of_the_step_before(around):
             torch.nn.init.zeros_(layer.weight)
         assert torch.equal(outputs[1], layer.bias.detach().bfloat16()[None])
     assert torch.is_autocast_cache_enabled()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_default_dtype_changes_no_call(dtype, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(40, 8)).astype(np.float32)
+    labels = np.arange(40) % 4
+    images = [picture(number % 6, px=40) for number in range(8)]
+    calls = {
+        "knn": lambda: sslpipe.knn(rows[:30], labels[:30], rows[30:], labels[30:]),
+        "retrieval": lambda: sslpipe.retrieval(rows, labels)["MAP@R"],
+        "linear_probe": lambda: sslpipe.linear_probe(rows, labels, rows, labels),
+        "views": lambda: sslpipe.TwoViews("simclr", crop_px=32)(images)[0].numpy().tobytes(),
+        "duplicates": lambda: repr(sslpipe.find_duplicates(images)),
+    }
+    expected = {name: call() for name, call in calls.items()}
+    with default_dtype(dtype):
+        assert {name: call() for name, call in calls.items()} == expected
 
 
 def test_runs_of_one_process_have_their_own_precision(tmp_path):

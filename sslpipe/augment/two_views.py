@@ -37,6 +37,7 @@ from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import current_rank
+from sslpipe.models.state import float32_by_default
 from sslpipe.random import hash_integers
 from sslpipe.recipe.sections import LONGEST_SIDE_PX, RunRecipe
 from sslpipe.registry import Table
@@ -437,6 +438,7 @@ class TwoViews(nn.Module):
         given = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
         return f"TwoViews({self._preset!r}, {given})"
 
+    @float32_by_default()
     def forward(
         self,
         images: Pictures,

@@ -50,7 +50,8 @@ def resampling(start: float, size: float, px: int) -> Tensor:
     start and size of the part are shares of the axis -> (px, 32), rows of sum 1.
     """
     step = size * THUMB_PX / px
-    centres = start * THUMB_PX + (torch.arange(px) + 0.5) * step
-    far = (torch.arange(THUMB_PX) + 0.5 - centres[:, None]).abs() / max(step, 1.0)
+    centres = start * THUMB_PX + (torch.arange(px, dtype=torch.float32) + 0.5) * step
+    places = torch.arange(THUMB_PX, dtype=torch.float32) + 0.5
+    far = (places - centres[:, None]).abs() / max(step, 1.0)
     weights = (1.0 - far).clamp_min(0)
     return weights / weights.sum(1, keepdim=True)

@@ -175,7 +175,8 @@ def _tiles(count: int, rows: int) -> Iterator[slice]:
 def _nothing(queries: int, k: int, device: torch.device) -> Neighbours:
     """Lists of what none may find, behind which all that is found comes first."""
     indices = torch.zeros(queries, k, dtype=torch.int64, device=device)
-    return Neighbours(indices, torch.full((queries, k), -torch.inf, device=device))
+    nothing = torch.full((queries, k), -torch.inf, dtype=torch.float32, device=device)
+    return Neighbours(indices, nothing)
 
 
 def _merged(*lists: Neighbours) -> Neighbours:

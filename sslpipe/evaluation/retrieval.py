@@ -269,7 +269,7 @@ def _by_counting(
     exact = exact_cosines(bank, rows, queries, asked)
     keys = torch.full(there.shape, _NONE)
     keys[there] = rank_keys(exact, rows)
-    similarities = torch.zeros(there.shape)
+    similarities = torch.zeros(there.shape, dtype=exact.dtype)
     similarities[there] = exact
     keys, order = keys.sort(1, descending=True)
     similarities = similarities.gather(1, order)
