@@ -363,7 +363,10 @@ def write_report(
 
     say = say or (lambda text: None)
     stage = stage or (lambda text: None)
-    folders = _run_folders(run_dirs)
+    given = run_dirs if isinstance(run_dirs, list | tuple) else [run_dirs]
+    if not given:
+        raise UserError("a report needs a run; name one or more")
+    folders = [as_path(each, "run_dirs") for each in given]
     if len(folders) > 1 and data is not None:
         raise UserError("--data is for the report of one run; leave it out")
     for number, each in enumerate(folders):
@@ -380,14 +383,6 @@ def write_report(
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, page)
     return target
-
-
-def _run_folders(run_dirs: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Return the folders of one run, or of several. Raises: UserError: there is none."""
-    given = run_dirs if isinstance(run_dirs, list | tuple) else [run_dirs]
-    if not given:
-        raise UserError("a report needs a run; name one or more")
-    return [as_path(each, "run_dirs") for each in given]
 
 
 def _page_of(

@@ -104,7 +104,8 @@ def write_map(
     pictures: dict[int, bytes] = {}
     if split is not None:
         say(f"{len(rows.ids):,} thumbnails")
-        pictures = _thumbnails(split, rows.ids.tolist())
+        for sample, image in small_images(split, rows.ids.tolist()):
+            pictures[sample] = encoded(image.convert("RGB"), "jpeg")
         readable = [sample in pictures for sample in rows.ids.tolist()]
         rows = rows.rows(torch.tensor(readable, dtype=torch.bool))
     ids = rows.ids.tolist()
@@ -138,12 +139,6 @@ def write_map(
     with replacing(path) as temporary:
         parquet.write_table(pa.table(columns), temporary)
     return len(ids)
-
-
-def _thumbnails(split: Split, ids: list[int]) -> dict[int, bytes]:
-    """Return a JPEG of each sample that can be decoded."""
-    images = small_images(split, ids)
-    return {sample: encoded(image.convert("RGB"), "jpeg") for sample, image in images}
 
 
 def _add_columns_of_data(columns: dict[str, list[Any]], split: Split, ids: list[int]) -> None:

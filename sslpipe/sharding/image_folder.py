@@ -203,8 +203,12 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         *unread_files(root, files.left_out),
         *folder_doubts(root, rows, splits.level, walked.folders),
     ]
-    if options.labels and not any(own.classes for own in images_by_split.values()):
-        doubts += _doubt_of_tables(files.left_out)
+    tables = [entry.path for entry in files.left_out if entry.path.suffix.lower() in _TABLES]
+    if tables and options.labels and not any(own.classes for own in images_by_split.values()):
+        doubts.append(
+            "no folders are classes, and a table may name them: --source=csv "
+            f"--csv={str(tables[0])!r} reads its columns"
+        )
     return reported(images_by_split, left_out.groups(), doubts)
 
 
@@ -286,14 +290,4 @@ def _faults_of_absent(root: Path, entries: Sequence[Entry], options: SourceOptio
     return [
         f"{root}: {said}; fetch them (git annex get, datalad get, git lfs pull, dvc pull), mend "
         "links and permissions, or give --skip-missing to build without them"
-    ]
-
-
-def _doubt_of_tables(left_out: Iterable[Entry]) -> list[str]:
-    """Name a table, where no folder is a class."""
-    tables = [entry.path for entry in left_out if entry.path.suffix.lower() in _TABLES]
-    return [
-        "no folders are classes, and a table may name them: --source=csv "
-        f"--csv={str(table)!r} reads its columns"
-        for table in tables[:1]
     ]

@@ -120,7 +120,9 @@ def index_folder(
     it is named.
     """
     manifest = open_manifest(out)
-    groups = {name: _with_members(paths) for name, paths in tars.items()}
+    groups = {  # without tars that have no member
+        name: [path for path in paths if _has_member(path)] or paths for name, paths in tars.items()
+    }
     suffixes = _suffixes(out, manifest, groups, joined, channels)
     if value_range and not channels:
         raise DataError("--range is of images that --channels names; give both, or neither")
@@ -262,11 +264,6 @@ def _report(
         split_by_class=was_split_by_class(out),
         workers=workers,
     )
-
-
-def _with_members(tars: Sequence[Path]) -> Sequence[Path]:
-    """Return the tars of a split that have a member; all of them where none has."""
-    return [path for path in tars if _has_member(path)] or tars
 
 
 def _has_member(path: Path) -> bool:
