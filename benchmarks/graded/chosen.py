@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.common import machine, parser, print_table, save, sslpipe
-from benchmarks.graded.data import CHARACTERS, NAMES
+from benchmarks.graded.data import MANY
 from benchmarks.graded.table import SETS
 from benchmarks.trainings import RECIPES, Column, Tree, paired, percent
 from sslpipe import embed
@@ -38,7 +38,7 @@ METRICS = ("Recall@1", "MAP@R")
 def main() -> None:
     parse = parser(__doc__)
     parse.add_argument("folder", type=Path, help="what `benchmarks.graded.data` wrote, and weights")
-    parse.add_argument("--sets", nargs="+", default=SETS, choices=(*SETS, CHARACTERS, NAMES))
+    parse.add_argument("--sets", nargs="+", default=SETS, choices=(*SETS, *MANY))
     parse.add_argument("--seeds", type=int, nargs="+", default=[0])
     parse.add_argument("--set", nargs="+", default=[], help="settings of the recipe, KEY=VALUE")
     args = parse.parse_args()

@@ -11,13 +11,15 @@ themes. sprites, terrain: Wesnoth's units (every frame) and fields by folder and
 Nexuiz's colour maps by folder. surfaces: UFO AI's colour maps by folder and first word. fashion:
 Fashion-MNIST. glyphs: a letter or digit in every font of the packages. mri: slices of a head
 (Colin 27, T1), 48 mm each way, in three planes; a class is the region of the atlas AAL in the
-middle, left and right alike, and middles of one side are 24 mm apart. Beside the ten, characters:
-some 2,000 letters, digits and signs, each in 4 drawings by the fonts, and names: some 1,400 icon
-names, each drawn by 4 of THEMES (also of the packages tango-icon-theme, elementary-xfce-icon-theme,
-faenza-icon-theme, moka-icon-theme, paper-icon-theme, lxde-icon-theme, papirus-icon-theme,
-breeze-icon-theme, numix-icon-theme, numix-icon-theme-circle, deepin-icon-theme,
-elementary-icon-theme and suru-icon-theme): many classes of few images. mri needs nibabel, names
-resvg-py.
+middle, left and right alike, and middles of one side are 24 mm apart.
+
+Beside the ten, three of many classes of few images. characters: some 2,000 letters, digits and
+signs, each in 4 drawings by the fonts. names: some 1,400 icon names, each drawn by 4 of THEMES
+(also of the packages tango-icon-theme, elementary-xfce-icon-theme, faenza-icon-theme,
+moka-icon-theme, paper-icon-theme, lxde-icon-theme, papirus-icon-theme, breeze-icon-theme,
+numix-icon-theme, numix-icon-theme-circle, deepin-icon-theme, elementary-icon-theme and
+suru-icon-theme). parts: the quarters of 2,000 colour maps of walls and surfaces, a class a map.
+mri needs nibabel, names resvg-py.
 
 Images of the same pixels count once in a set; of a class at most MOST are taken, and classes of
 fewer than LEAST are left out. Classes are cut in the order of a hash of their names: half are
@@ -36,6 +38,7 @@ import argparse
 import csv
 import gzip
 import hashlib
+import itertools
 import string
 import unicodedata
 import zipfile
@@ -50,7 +53,7 @@ from benchmarks.common import sslpipe
 
 TUNING = ("drawings", "stamps")  # settings are chosen on these, and nowhere else
 MOST, LEAST, MOST_CLASSES = 20, 4, 100
-CHARACTERS, NAMES = "characters", "names"  # sets beside the ten: many classes of LEAST images
+CHARACTERS, NAMES, PARTS = MANY = ("characters", "names", "parts")  # many classes of LEAST images
 THEMES = (
     *("gnome", "oxygen", "Adwaita", "Tango", "elementary-xfce", "Faenza", "Moka", "Paper"),
     *("nuoveXT2", "Papirus", "breeze", "Numix", "Numix-Circle", "bloom", "elementary", "suru"),
@@ -87,10 +90,17 @@ def main() -> None:
         "mri": lambda: brain_regions(share / "mricron" / "templates", made / "mri"),
         CHARACTERS: lambda: characters(share / "fonts", made / CHARACTERS),
         NAMES: lambda: named([share / "icons" / theme for theme in THEMES], made / NAMES),
+        PARTS: lambda: quarters(
+            [
+                *colour_maps(share / "games/nexuiz/data/textures.pk3", made / "walls").values(),
+                *colour_maps(share / "games/ufoai/base/0textures.pk3", made / "surfaces").values(),
+            ],
+            made / PARTS,
+        ),
     }
     for name in args.sets or sets:
         if not (args.out / name / "dataset.json").is_file():
-            if name in (CHARACTERS, NAMES):
+            if name in MANY:
                 rows = rows_of(sets[name](), most=LEAST, most_classes=10 * MOST_CLASSES)
             else:
                 rows = rows_of(sets[name]())
@@ -293,6 +303,23 @@ def colour_maps(pack: Path, out: Path) -> Classes:
             with archive.open(name) as file, Image.open(file) as image:
                 image.convert("RGB").save(path)
             found.setdefault(str(inside.parent), []).append(path)
+    return found
+
+
+def quarters(folders: Iterable[list[Path]], out: Path, least_px: int = 256) -> Classes:
+    """Cut each picture of at least `least_px` a side into its four quarters, a class a picture."""
+    found: Classes = {}
+    for number, path in enumerate(path for files in folders for path in files):
+        with Image.open(path) as image:
+            if min(image.size) < least_px:
+                continue
+            half = (image.width // 2, image.height // 2)
+            for place, corner in enumerate(itertools.product((0, half[0]), (0, half[1]))):
+                part = out / f"{number:05}-{place}.png"
+                part.parent.mkdir(parents=True, exist_ok=True)
+                left, top = corner
+                image.crop((left, top, left + half[0], top + half[1])).save(part)
+                found.setdefault(str(path.relative_to(out.parent).with_suffix("")), []).append(part)
     return found
 
 
