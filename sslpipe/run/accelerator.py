@@ -112,21 +112,14 @@ def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
 
 
 def launcher_remarks(precision: str) -> list[str]:
-    """Name the launcher's settings that would change the run, and tasks that are no processes."""
+    """Name the launcher's settings that would change the run, and what of the recipe decides."""
     asked = {variable: os.environ.get(variable, "").lower() for variable in _DECIDED}
     without = ("", "no", "1", _ACCELERATE_NAME[precision])
-    remarks = [
+    return [
         f"{variable} = {value} has no effect: the recipe decides, by {_DECIDED[variable]}"
         for variable, value in asked.items()
         if value not in without
     ]
-    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if tasks != "1" and current_rank().world_size == 1:
-        remarks.append(
-            f"srun started {tasks} tasks, and each trains alone: have it start torchrun once a "
-            "node, as the script of `sslpipe slurm` does"
-        )
-    return remarks
 
 
 class Placed(NamedTuple, Generic[PartsT]):

@@ -51,8 +51,9 @@ class RunLock:
             self._lock.acquire(timeout=WAIT_S)
         except Timeout:
             raise UserError(
-                f"{run_dir} is in use by {_holder(run_dir)}; wait for it, stop it, or "
-                "use another --run-dir"
+                f"{run_dir} is in use by {_holder(run_dir)}; wait for it, stop it, or use another "
+                "--run-dir; tasks of srun train together where torchrun starts them, as the script "
+                "of `sslpipe slurm` does"
             ) from None
         write_json(self._holder_path, Holder(host=socket.gethostname(), pid=os.getpid()))
 

@@ -21,7 +21,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe.reading import load_recipe
-from sslpipe.run.accelerator import join_processes, launcher_remarks
+from sslpipe.run.accelerator import join_processes
 from sslpipe.run.device import resolve_precision
 from sslpipe.run.launcher import launch_command
 from sslpipe.run.lock import holder_of
@@ -144,15 +144,6 @@ def test_what_the_launcher_sets_and_the_recipe_decides_changes_nothing(
         for variable, value in settings.items():
             monkeypatch.setenv(f"ACCELERATE_{variable}", value)
     assert_same_weights(tmp_path / "as it is", tmp_path / "launched")
-
-
-def test_tasks_of_srun_that_no_launcher_joins_are_said(monkeypatch):
-    """Each would be a training of its own, of which one gets the run directory."""
-    assert not launcher_remarks("fp32")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    (said,) = launcher_remarks("fp32")
-    assert "srun started 2 tasks" in said
-    assert "torchrun" in said
 
 
 def test_a_rank_that_no_launcher_gave_is_one_error(monkeypatch):

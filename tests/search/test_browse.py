@@ -170,8 +170,9 @@ for each in (signal.SIGTERM, signal.SIGINT):
 print("serving", flush=True)
 time.sleep(60)
 """
-COMMAND = """import sys, pathlib
+COMMAND = """import pathlib, signal, sys
 from sslpipe.search.browse import show_map
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background ignores it
 try:
     show_map(pathlib.Path("map.parquet"))
 except KeyboardInterrupt:
