@@ -60,7 +60,7 @@ def _without_autocast() -> Iterator[None]:
     """Cast nothing inside, but where it is asked for there.
 
     That is no context of `torch.autocast`: the weights that one inside it has cast stay in torch's
-    cache until the outermost ends, and a training would go on with those of its first step.
+    cache until the outermost ends, and all steps of a training would compute with the first one's.
     """
     kinds = ("cpu", "cuda")
     enabled = [torch.is_autocast_enabled(kind) for kind in kinds]

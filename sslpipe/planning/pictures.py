@@ -109,11 +109,13 @@ def neighbours_picture(watched: Watched, ids: NDArray[np.int64]) -> Image.Image:
 
 def _thumbnails(watched: Watched, ids: NDArray[np.int64]) -> dict[int, Image.Image]:
     """Read samples, by id, in the size of a cell; bad ones are omitted."""
+    canvas_px = watched.options.canvas_px
+    assert canvas_px is not None  # the recipe's
     thumbnails = {}
     batches = one_pass(
         watched.split,
         ids=np.unique(ids),
-        canvas_px=watched.options.canvas_px or 256,
+        canvas_px=canvas_px,
         batch_size=QUERIES,
         num_workers=0,
         on_bad=lambda bad: None,

@@ -308,7 +308,7 @@ def embed_sets(
     quiet = embedder.quiet
     for other in others:
         sets[other.name] = partial(quiet.embed_other, other)
-    sets["random"] = partial(embedder.embed_untrained, config, view)
+    sets["random"] = partial(quiet.embed_untrained, config, view)
     sets["pixels"] = partial(quiet.pixels, view, left_out)
     return sets
 
