@@ -23,7 +23,8 @@ class PKSampler(Sampler[list[int]]):
     >>> loader = torch.utils.data.DataLoader(images, batch_sampler=batches)
 
     A pass over it shows an image once at most, and no class twice in a batch; the classes with most
-    images left come first. Each pass draws anew. Of one process: a DistributedSampler is not meant.
+    images left come first. Each pass draws anew. accelerate's `prepare(loader)` deals its batches
+    out to the processes; a DDP loop without it gives each process a `seed` of its own.
 
     Args:
         labels: (N,) integers, numpy, torch or a list; below 0: none, never drawn.
