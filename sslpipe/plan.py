@@ -48,6 +48,7 @@ from sslpipe.planning.rules import (
     network_takes_no_half_size,
     rate_is_unusual,
     stem_does_not_fit,
+    warmup_takes_the_run,
     weights_replace_the_backbone,
 )
 from sslpipe.planning.watch import can_choose, check_choice
@@ -310,6 +311,7 @@ REMARKS = (
     pairs_are_unusual,
     pair_labels_have_no_effect,
     labels_are_missing,
+    warmup_takes_the_run,
     backbone_is_slowed,
     start_is_not_monitored,
     held_out_images_say_little,

@@ -20,7 +20,6 @@ from sslpipe.check.outcome import (
     memory_parts,
     memory_text,
     straddle_warning,
-    warmup_warning,
 )
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.pipeline import Batch
@@ -118,7 +117,6 @@ def check_of(
         *estimate.remarks,
         straddle_warning(plan.index, plan.split.name, in_several),
         estimate.too_much,
-        warmup_warning(recipe),
         *warnings,
     ]
     return Check(

@@ -107,18 +107,6 @@ def memory_parts(memory: Memory) -> str:
     return f"{', '.join(parts)}; on W processes activations, views and images are divided by W"
 
 
-def warmup_warning(recipe: RunRecipe) -> str | None:
-    """Warn of a warm-up that takes the whole run; None where it ends before."""
-    warmup = recipe.optim.warmup_steps
-    steps = recipe.steps
-    if steps is None or warmup < steps:
-        return None
-    return (
-        f"optim.warmup_steps = {warmup} does not end before the run's {steps} steps: the peak rate "
-        "is never used"
-    )
-
-
 def straddle_warning(
     index: DatasetIndex, split_name: str, in_several: Sequence[str] = ()
 ) -> str | None:

@@ -42,6 +42,7 @@ from sslpipe.planning.rules import (
     network_takes_no_half_size,
     rate_is_unusual,
     stem_does_not_fit,
+    warmup_takes_the_run,
     weights_replace_the_backbone,
 )
 from sslpipe.planning.watch import can_choose, check_choice
@@ -271,6 +272,7 @@ def new_classes_are_not_watched(plan: Finetuning, parts: FinetuningParts) -> Ite
 
 
 REMARKS = (
+    warmup_takes_the_run,
     backbone_is_slowed,
     stem_does_not_fit,
     rate_is_unusual,

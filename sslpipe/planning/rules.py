@@ -50,6 +50,17 @@ def rate_is_unusual(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
         yield text
 
 
+def warmup_takes_the_run(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
+    """Mention a warm-up that does not end before the run."""
+    warmup = plan.recipe.optim.warmup_steps
+    steps = plan.recipe.total_steps
+    if warmup >= steps:
+        yield (
+            f"optim.warmup_steps = {warmup} does not end before the run's {steps} steps: the peak "
+            "rate is never used"
+        )
+
+
 def backbone_is_slowed(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
     """Mention settings of [tune] that leave nothing to the backbone."""
     tune = plan.recipe.tune

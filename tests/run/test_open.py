@@ -84,3 +84,13 @@ def test_parts_that_are_handed_in_are_what_is_trained(tmp_path):
     assert pretrain(plan, tmp_path / "plain") == 3
     with pytest.raises(AssertionError):
         assert_same_weights(tmp_path / "plain", tmp_path / "named")
+
+
+def test_a_training_that_was_not_checked_says_that_its_warm_up_does_not_end(tmp_path, capfd):
+    index = load_index(write_dataset(tmp_path / "data"))
+    for warmup_steps in (2, 3):
+        overrides = ["steps=3", f"optim.warmup_steps={warmup_steps}"]
+        plan = Pretraining.make(load_recipe(write_recipe(tmp_path), overrides), index)
+        pretrain(plan, tmp_path / str(warmup_steps))
+        warned = "warning: optim.warmup_steps = 3 does not end" in capfd.readouterr().err
+        assert warned == (warmup_steps == 3)
