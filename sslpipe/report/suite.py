@@ -24,7 +24,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import pick_device
-from sslpipe.errors import as_path, check_count, for_caller
+from sslpipe.errors import as_path, check_count, for_caller, shown
 from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import Embeddings, EmbedOptions, embed
 from sslpipe.evaluation.embed_file import embed_to_file
@@ -152,7 +152,7 @@ def suite(
     by_turn = sorted(others, key=lambda other: not other.is_start)
     metadata = {"seed": SEED, **model_metadata(backbone, (train, test), by_turn)}
     embedder = Embedder(train=train, test=test, options=options, say=say, progress=progress)
-    not_measured: list[str] = []
+    not_measured = seen_in_training(backbone.config.facts, test)
     sets = embed_sets(folder, backbone, by_turn, embedder, left_out=not_measured)
     leaks = find_leaks(sets, embedder) if leakage else None
     if not baselines:
@@ -339,6 +339,25 @@ def find_leaks(sets: Sets, embedder: Embedder) -> Leaks | None:
         progress=embedder.progress,
     )
     return leaks
+
+
+def seen_in_training(facts: dict[str, Any], test: Split) -> list[str]:
+    """Return a sentence where a model may have been trained on test images; [] where it was not.
+
+    `facts` are those of a run or an export; other weights do not say what they were trained on.
+    """
+    trained_on = table_of(facts, "data")
+    if not trained_on:
+        return []
+    if not test.index.has_sha256(trained_on.get("index_sha256")):
+        return [
+            "whether the model was trained on some of these test images: its own data set, "
+            f"{shown(trained_on.get('name'))}, is another one, or was this one before it was built "
+            "anew, which may have moved images from train to test"
+        ]
+    if table_of(table_of(facts, "recipe"), "data").get("split") == test.name:
+        return [f"new images: the model was trained on this split, {test.name}"]
+    return []
 
 
 def model_metadata(

@@ -252,6 +252,22 @@ def test_suite_from_python_is_the_commands_and_leaves_the_model_alone(run, stran
         sslpipe.suite(model, data, "train")
 
 
+@pytest.mark.promise(6)
+def test_suite_says_where_test_images_may_have_been_trained_on(run, tmp_path):
+    """A data set that was built anew may have moved images from train to test."""
+    run_dir, data = run
+    anew = write_dataset(tmp_path / "data", (32, 31))
+    write_dataset(tmp_path / "data", (20,), split="test")
+    on_test = tmp_path / "run"
+    settings = ["steps=2", "data.split=test", "data.holdout=0", "run.monitor_steps=0"]
+    train(load_recipe(write_recipe(tmp_path), settings), load_index(data), on_test)
+    cases = [(run_dir, data, ""), (run_dir, anew, "built anew"), (on_test, data, "trained on this")]
+    for model, location, expected in cases:
+        report = sslpipe.suite(model, location, baselines=False, leakage=False)
+        said = [text for text in report["left_out"] if "trained on" in text]
+        assert [expected in text for text in said] == [True] * bool(expected)
+
+
 def test_suite_prints_an_unfinished_run_first_and_marks_a_fit_that_did_not_converge(capsys):
     knn = {"features": "ssl", "whitened": False, "column": "kNN", "value": 0.5, "details": {}}
     knn |= {"interval95": [0.4, 0.6], "queries": 20}
