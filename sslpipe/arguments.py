@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
@@ -61,11 +62,20 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
             raise TypeError(f"{name}: {error}") from None
         adapters = _adapters(function)
         for argument, value in list(bound.arguments.items()):
+            value = _at_home(value)
             if argument in adapters:
-                bound.arguments[argument] = _checked_value(argument, value, adapters[argument])
+                value = _checked_value(argument, value, adapters[argument])
+            bound.arguments[argument] = value
         return function(*bound.args, **bound.kwargs)
 
     return call
+
+
+def _at_home(value: Any) -> Any:
+    """Replace the ~ of "~/data" by the user's folder, as torchvision does."""
+    if isinstance(value, str | Path) and str(value).startswith("~/"):
+        return type(value)(os.path.expanduser(value))
+    return value
 
 
 @cache

@@ -19,6 +19,7 @@ from sslpipe.errors import FLAGS, UserError, for_caller, naming_options
 from sslpipe.export.load import FrozenBackbone
 from tests.helpers.exports import trained
 from tests.helpers.runs import ROOT
+from tests.helpers.shards import run
 
 LABELS = np.arange(12) % 3
 PICTURE = Image.new("RGB", (8, 8))
@@ -102,6 +103,19 @@ def test_arrays_of_one_dimension_are_lists(make):
         sslpipe.retrieval(ROWS, LABELS, k=make([0.5, 1.5]))
     with pytest.raises(UserError, match="k"):
         sslpipe.retrieval(ROWS, LABELS, k=np.array([[1, 3]]))
+
+
+def test_a_tilde_is_the_users_folder_in_python_and_in_options_that_a_shell_leaves(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "photos").mkdir()
+    PICTURE.save(tmp_path / "photos" / "a.png")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    sslpipe.build_dataset("~/python", root=Path("~/photos"))
+    assert run("build", "~/terminal", "--root=~/photos") == 0
+    folders = {path.parent.relative_to(tmp_path) for path in tmp_path.rglob("dataset.json")}
+    assert folders == {Path("python"), Path("terminal")}
 
 
 def test_numbers_of_numpy_are_numbers_and_what_is_given_arrives():

@@ -1,10 +1,12 @@
 """The program `sslpipe`: its table of commands, and what every command does with a mistake."""
 
 import os
+import re
 import sys
 import traceback
 from copy import copy
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -132,6 +134,8 @@ def run(*words: str) -> None:
 def _run(words: list[str]) -> Any:
     """Run the command that the words name; the exit status."""
     trace = os.environ.get("SSLPIPE_TRACE") == "1"
+    # as in --run-dir=~/runs, which a shell leaves as it is
+    words = [re.sub(r"^([\w.-]+=)?~(?=/)", rf"\1{Path.home()}", word) for word in words]
     try:
         if any(word.partition("=")[0] == "--plugin" for word in words):
             from sslpipe.registry.plugins import take_from
