@@ -36,7 +36,7 @@ from sslpipe.sharding.measure import measure
 from sslpipe.sharding.record import merge_classes, open_manifest
 from sslpipe.sharding.scan import BESIDE, index_tar, unread
 from sslpipe.sharding.sources import SourceOptions, read_file
-from sslpipe.sharding.split_names import split_of, without_number
+from sslpipe.sharding.split_names import missing_shards, split_of, without_number
 
 _TAR_SUFFIX = re.compile(r"\.(tar|tgz|tbz2|txz|tar\.[a-z0-9]+)$", re.IGNORECASE)
 
@@ -245,7 +245,8 @@ def _report(
     left_out += [group for tar in indexed for group in tar.left_out]
     skipped = merge_groups(left_out)
     unusual = merge_groups(group for tar in indexed for group in tar.unusual)
-    doubts = unread(skipped, indexed[0].path)
+    paths = [*empty, *(tar.path for tar in indexed)]
+    doubts = [*missing_shards(paths), *unread(skipped, indexed[0].path)]
     has_texts = any(each.what == BESIDE and each.kind == ".txt" for each in skipped)
     has_json = any(tar.has_json for tar in indexed)
     has_labels = any(tar.highest_label >= 0 for tar in indexed)

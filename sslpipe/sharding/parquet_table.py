@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from sslpipe.sharding.sources import (
     root_folder,
     unnamed_split,
 )
-from sslpipe.sharding.split_names import GENERIC, split_of, without_number
+from sslpipe.sharding.split_names import GENERIC, missing_shards, split_of, without_number
 from sslpipe.sharding.tables import (
     a_row_an_image,
     check_column,
@@ -88,7 +89,8 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     images |= listed_again(of_files)
     there = [*dict.fromkeys(name for paths in chosen.values() for name in _columns(paths[0]))]
     read = {*image_columns(column, there), options.label_column, *options.fields}
-    return reported(images, [*missing_files(images), *unread_columns(there, read)])
+    skipped = [*missing_files(images), *unread_columns(there, read)]
+    return reported(images, skipped, missing_shards(chain.from_iterable(chosen.values())))
 
 
 # --- which files there are

@@ -7,6 +7,7 @@ name means the same split everywhere.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from sslpipe.errors import DataError, shown
@@ -44,12 +45,33 @@ GENERIC = _FILLERS | {"archive", "raw", "all"}  # folders that say nothing of th
 
 # train-000000, train_0, train-00000-of-00002, train-00000-of-00002-HASH
 _NUMBERED = re.compile(r"(.*?)[-_.]*(\d*|\d+[-_]of[-_]\d+([-_][0-9a-zA-Z]+)?)")
+_SHARD = re.compile(r"(?P<name>.*?)(?P<number>\d+)([-_]of[-_](?P<total>\d+)([-_]\w+)?)?")
 
 
 def without_number(stem: str) -> str:
     """Return a file's name without the number of the shard at its end; "" for 00000."""
     match = _NUMBERED.fullmatch(stem)
     return match[1] if match else stem
+
+
+def missing_shards(files: Iterable[Path]) -> list[str]:
+    """Return a doubt for each name whose numbers have gaps, or are fewer than their -of-00003.
+
+    Where most numbers are not there, as of years, they number no shards.
+    """
+    numbers: dict[tuple[Path, str, str], set[int]] = defaultdict(set)
+    for file in files:
+        if match := _SHARD.fullmatch(file.stem):
+            numbers[file.parent, match["name"], match["total"] or ""].add(int(match["number"]))
+    doubts = []
+    for (folder, name, total), there in numbers.items():
+        expected = int(total) if total else max(there) - min(there) + 1
+        if len(there) < expected and (total or expected < 2 * len(there)):
+            doubts.append(
+                f"{len(there):,} of {expected:,} files {folder}/{name}NUMBER are there: the "
+                "images of the others are missing, unless they are left out on purpose"
+            )
+    return doubts
 
 
 class SplitName(NamedTuple):

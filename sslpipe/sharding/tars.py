@@ -31,6 +31,7 @@ from sslpipe.sharding.sources import (
     root_folder,
     unnamed_split,
 )
+from sslpipe.sharding.split_names import missing_shards
 from sslpipe.sharding.tables import unread_columns
 
 LABEL_COLUMN = "label"  # the default of --label-column, for which KEY.cls comes first
@@ -69,6 +70,7 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
     skipped = merge_groups(each for tar in read for each in tar.scan.left_out)
     unread_keys = unread_columns(_keys(read), {options.label_column, *options.fields})
     doubts = [
+        *missing_shards(tar.path for tar in read),
         *merged_classes(all_labels),
         *group_lines(merge_groups(each for tar in read for each in tar.scan.unusual)),
         *unread(skipped, groups[chosen[0]][0]),

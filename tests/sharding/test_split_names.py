@@ -1,9 +1,11 @@
 """Names that people give to splits, and names that are not splits."""
 
+from pathlib import Path
+
 import pytest
 
 from sslpipe.errors import DataError
-from sslpipe.sharding.split_names import names_like_splits, read_splits, split_of
+from sslpipe.sharding.split_names import missing_shards, names_like_splits, read_splits, split_of
 
 SAME = {
     "train": "train Train TRAIN training Training train_set trainset TrainSet train-images "
@@ -74,3 +76,21 @@ def test_splits_among_classes_are_refused_unless_one_is_asked_for(names):
 def test_two_names_of_one_split_are_refused(names):
     with pytest.raises(DataError, match="rename"):
         read_splits([*names, "unlabeled"], "here")
+
+
+@pytest.mark.promise(17)
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("train-00000-of-00003 train-00002-of-00003", ["2 of 3"]),
+        ("data-00000-of-00002-0a1b", ["1 of 2"]),
+        ("00000 00001 00003 test_1 test_2 test_4", ["3 of 4", "3 of 4"]),
+        ("train-00000-of-00002 train-00001-of-00002 test-00000-of-00001", []),
+        ("00007 00008 00009 all part-00000-5f-c000", []),
+        ("2012 2024 n01440764 n01443537 0100 0200", []),  # years, classes, places of first rows
+        ("train train2 x-3", []),
+    ],
+)
+def test_gaps_in_the_numbers_of_shards_are_doubts(names, said):
+    doubts = missing_shards(Path("data") / f"{name}.tar" for name in names.split())
+    assert [doubt.split(" files ")[0] for doubt in doubts] == said
