@@ -13,7 +13,7 @@ from sslpipe.data.decode import pillow_remarks
 from sslpipe.data.holdout import CLASS
 from sslpipe.data.image_type import RGB8, hex_colour
 from sslpipe.data.index import PATH_COLUMN, Manifest
-from sslpipe.errors import DataError, did_you_mean
+from sslpipe.errors import DataError
 from sslpipe.portable import one_at_a_time, write_atomically
 from sslpipe.sharding.arrays import MakeSamples, Samples
 from sslpipe.sharding.build_report import (
@@ -32,7 +32,7 @@ from sslpipe.sharding.columns import (
 )
 from sslpipe.sharding.gather import columns_of_images, describe
 from sslpipe.sharding.measure import measure
-from sslpipe.sharding.readers import BUILT_IN, OPTIONS, SOURCES
+from sslpipe.sharding.readers import find_reader
 from sslpipe.sharding.record import (
     FOLDER,
     Record,
@@ -97,7 +97,7 @@ def write_shards(
         cut: What is cut from the source's splits.
         skip_bad: Skip images that cannot be decoded, instead of raising.
         overwrite: Replace the splits that the source has.
-        origin: Where the images come from, for the record.
+        origin: Where the images come from, for the record; "": the name of the source.
         license: Of the images, for the record.
         workers: Threads; the files do not depend on it.
         progress: Makes the progress bar of each split.
@@ -106,12 +106,18 @@ def write_shards(
     Raises:
         DataError: An unknown source, unreadable images, other classes, shards of another build.
     """
-    _check_source(source, options)
+    if isinstance(source, str):
+        read = find_reader(source, options)
+        origin = origin or source
+    else:
+        read = source
     if cut.split_by and not cut.test_fraction:
         raise DataError(f"--split-by={cut.split_by!r} needs --test-fraction, the share that is cut")
 
     # what the samples are, and which of them lies where
-    samples = _read(source, replace(options, out=out))
+    images = read(replace(options, out=out))
+    check_classes({key: own.class_names() for key, own in images.items()})
+    samples = Samples(images=images, columns=columns_of_images(images, options))
     if make_samples is not None:
         samples = make_samples(samples, out / FOLDER, workers)
     cut = cut._replace(split_by=cut.split_by or samples.split_by)
@@ -122,8 +128,8 @@ def write_shards(
     notes = [*samples.notes, *describe(samples.columns), *of_cut]
 
     # the shards; until dataset.json names them, they are not read
-    (out / FOLDER).mkdir(parents=True, exist_ok=True)
-    with one_at_a_time(out / FOLDER), warnings.catch_warnings():
+    out.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(out), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)  # too large: a bad image
         manifest = open_manifest(out, options.name)  # of a build that this one waited for
         if _classes(samples, manifest, cut) != classes:
@@ -141,7 +147,7 @@ def write_shards(
 
         # dataset.json and the report
         fields = {
-            "source": origin or _name_of(source, options),
+            "source": origin,
             "license": license or manifest.license,
             "classes": classes,
         }
@@ -151,48 +157,17 @@ def write_shards(
         missing = {key: [*own.missing] for key, own in samples.images.items() if own.missing}
         _list_missing(out / MISSING, missing, written)
         skipped = [line for own in written.values() for line in own.skipped()]
-        report = _report(out, samples, [*written.values()], cut, workers)
+        report = _report(
+            out,
+            samples,
+            [*written.values()],
+            split_by_class=cut.split_by in (CLASS, options.label_column),
+            workers=workers,
+        )
         return Built(manifest, skipped, missing, (*notes, *measured), report)
 
 
-# --- what there is
-
-
-def _read(source: str | SourceReader, options: SourceOptions) -> Samples:
-    """Read every image of a source, with its label and columns; each file is a sample."""
-    read = SOURCES[source] if isinstance(source, str) else source
-    images = read(options)
-    check_classes({key: value.class_names() for key, value in images.items()})
-    return Samples(images=images, columns=columns_of_images(images, options))
-
-
-def _name_of(source: str | SourceReader, options: SourceOptions) -> str:
-    """Return what dataset.json says of where images come from, unless the user says it."""
-    if not isinstance(source, str):
-        return "images in memory"
-    return f"torchvision {options.name}" if source == "torchvision" else source
-
-
 # --- what may be written
-
-
-def _check_source(source: str | SourceReader, options: SourceOptions) -> None:
-    """Raise DataError for an unknown source, or an option that it would ignore."""
-    if not isinstance(source, str):
-        return
-    if source not in SOURCES:
-        known = SOURCES.names()
-        raise DataError(
-            f"--source={source!r} is unknown{did_you_mean(source, known)}; known: "
-            f"{', '.join(known)}; tars are used as they are by `sslpipe shards index`"
-        )
-    if source not in BUILT_IN:  # a package's own may read any
-        return
-    for option, owners in OPTIONS.items():
-        if getattr(options, option) != getattr(SourceOptions, option) and source not in owners:
-            named = f"--{option.replace('_', '-')}"
-            needed = " or ".join(owners)
-            raise DataError(f"{named} is for the source {needed}; here --source is {source}")
 
 
 def _classes(samples: Samples, manifest: Manifest, cut: Cut) -> tuple[str, ...]:
@@ -331,7 +306,12 @@ def _with_paths(
 
 
 def _report(
-    out: Path, samples: Samples, written: Sequence[WrittenSplit], cut: Cut, workers: int
+    out: Path,
+    samples: Samples,
+    written: Sequence[WrittenSplit],
+    *,
+    split_by_class: bool,
+    workers: int,
 ) -> Report:
     """Return what became of the images, once dataset.json is there."""
     sources = samples.images.values()
@@ -348,7 +328,7 @@ def _report(
             *dict.fromkeys(doubt for own in sources for doubt in own.doubts),
             *pillow_remarks(),
         ],
-        split_by_class=cut.split_by == CLASS,
+        split_by_class=split_by_class,
         digests=recorded_digests(out),
         workers=workers,
     )

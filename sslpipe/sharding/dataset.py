@@ -11,6 +11,7 @@ from sslpipe.arguments import Progress, checked, silent
 from sslpipe.data.image_type import Colour
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError, as_path, check_count, shown
+from sslpipe.portable import one_at_a_time
 from sslpipe.sharding.arrays import parse_channels, parse_range
 from sslpipe.sharding.build import Built, write_shards
 from sslpipe.sharding.columns import parse_columns
@@ -117,11 +118,14 @@ def build_dataset(
         check_count(resize_px, "resize_px", error=DataError)
     if not 0 <= test_fraction <= 0.9:
         raise DataError(f"test_fraction = {test_fraction} is not in [0, 0.9]")
-    reader = _choose_reader(source)
+    reader: str | SourceReader
     if isinstance(source, Frame):
+        reader = frame_reader(source)
         origin = origin or "a DataFrame"
         _check_unused({"csv": csv, "download": download})
     elif are_rows(source):
+        reader = reader_of(source)
+        origin = origin or "images in memory"
         _check_unused(
             {
                 "root": root,
@@ -132,6 +136,17 @@ def build_dataset(
                 "name_pattern": name_pattern,
                 "download": download,
             }
+        )
+    elif isinstance(source, str) and (source in SOURCES or not Path(source).is_dir()):
+        reader = source  # an unknown name is refused with the nearest one
+        if source == "torchvision":
+            origin = origin or f"torchvision {name}"
+    else:
+        remedy = "give a list, an array or a torch Dataset of images"
+        if isinstance(source, str | Path):
+            remedy = f"a folder of images is root={shown(source)}"
+        raise DataError(
+            f"source = {shown(source)} is not one of {', '.join(SOURCES.names())}; {remedy}"
         )
     options = SourceOptions(
         root=None if root is None else as_path(root, "root", DataError),
@@ -228,9 +243,11 @@ def index_tars(
         columns=parse_columns(fields) if fields else joined_folders.columns,
         name_pattern=parse_pattern(name_pattern),
     )
-    if fields != "":
-        check_columns(target, tars, wanted)
-    with (progress or silent)(f"index {target.name}", sum(map(len, tars.values()))) as advance:
+    target.mkdir(parents=True, exist_ok=True)
+    count = sum(map(len, tars.values()))
+    with (progress or silent)(f"index {target.name}", count) as advance, one_at_a_time(target):
+        if fields != "":
+            check_columns(target, tars, wanted)
         return index_folder(
             target,
             tars,
@@ -324,26 +341,6 @@ def describe_dataset(data: DatasetIndex | str | Path) -> dict[str, dict[str, str
 def joined(names: str | Sequence[str] | None) -> str | None:
     """Return names as a command has them, with commas between them."""
     return names if names is None or isinstance(names, str) else ",".join(names)
-
-
-def _choose_reader(source: str | Frame | Rows | Mapping[str, Rows]) -> str | SourceReader:
-    """Return a source's name, or what reads images in memory.
-
-    Raises:
-        DataError: It is a path, or nothing that is read.
-    """
-    if isinstance(source, str) and (source in SOURCES or not Path(source).is_dir()):
-        return source  # an unknown name is refused with the nearest one
-    if isinstance(source, Frame):
-        return frame_reader(source)
-    if are_rows(source):
-        return reader_of(source)
-    remedy = "give a list, an array or a torch Dataset of images"
-    if isinstance(source, str | Path):
-        remedy = f"a folder of images is root={shown(source)}"
-    raise DataError(
-        f"source = {shown(source)} is not one of {', '.join(SOURCES.names())}; {remedy}"
-    )
 
 
 def _check_unused(arguments: Mapping[str, object]) -> None:

@@ -203,6 +203,11 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         *unread_files(root, files.left_out),
         *folder_doubts(root, rows, splits.level, walked.folders),
     ]
+    if options.is_label_in_names and column == SourceOptions.label_column:
+        doubts.append(
+            f"classes are the group (?P<{column}>...) of --name-pattern, not folders; under "
+            "another name it is a column alone"
+        )
     tables = [entry.path for entry in files.left_out if entry.path.suffix.lower() in _TABLES]
     if tables and options.labels and not any(own.classes for own in images_by_split.values()):
         doubts.append(

@@ -116,43 +116,24 @@ def missing_files(images: Mapping[str, Images]) -> list[Group]:
 
 
 def listed_again(images: dict[str, Images]) -> dict[str, Images]:
-    """Keep the samples of a file that a list names several times together, and name such files.
+    """Have a cut of test keep the samples of a file that a list names several times in one split.
 
-    A cut of test leaves those of a split in one; what the list itself puts into several is said.
+    Such files are reported; those of two classes or splits are by `copies_across`, too.
     """
-    again = _twice(name for own in images.values() for name in own.names)
+    counts = Counter(name for own in images.values() for name in own.names)
+    again = [name for name, count in counts.items() if count > 1]
     if not again:
         return images
-    rows = {
-        (split, name, label)
-        for split, own in images.items()
-        for name, label in zip(own.names, own.labels.tolist(), strict=True)
-        if name in again
-    }
-    found = {
-        "several times, each time as a sample; drop the other rows": again,
-        "with several classes": _twice(
-            name for name, label in {row[1:] for row in rows} if label >= 0
-        ),
-        "in several splits, so that a test sees what was trained on": _twice(
-            name for _, name in {row[:2] for row in rows}
-        ),
-    }
     kept = {}
     for split, own in images.items():
         files = numbered(own.names)
         together = files if own.together is None else connected(files, own.together)
         kept[split] = replace(own, together=together)
-    doubts = [
-        f"images that are listed {what}: {len(names):,}, such as {shown(min(names))}"
-        for what, names in found.items()
-        if names
-    ]
-    return reported(kept, [], doubts)
-
-
-def _twice(names: Iterable[str]) -> set[str]:
-    return {name for name, count in Counter(names).items() if count > 1}
+    doubt = (
+        "images that are listed several times, each time as a sample; drop the other rows: "
+        f"{len(again):,}, such as {shown(min(again))}"
+    )
+    return reported(kept, [], [doubt])
 
 
 def connected(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:

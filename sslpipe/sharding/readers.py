@@ -3,12 +3,13 @@
 Others, such as CUB-200 or Market-1501, have a script each in tools/datasets, which writes a table.
 """
 
+from sslpipe.errors import DataError, did_you_mean
 from sslpipe.registry import Table
 from sslpipe.sharding.csv_table import read_csv
 from sslpipe.sharding.idx import read_idx
 from sslpipe.sharding.image_folder import read_folder
 from sslpipe.sharding.parquet_table import read_parquet
-from sslpipe.sharding.sources import SourceReader
+from sslpipe.sharding.sources import SourceOptions, SourceReader
 from sslpipe.sharding.tars import read_tars
 from sslpipe.sharding.torchvision_datasets import read_torchvision
 
@@ -32,3 +33,21 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "download": ("torchvision",),
     "skip_missing": ("folder", "csv", "parquet", "huggingface"),  # of lists of files
 }
+
+
+def find_reader(source: str, options: SourceOptions) -> SourceReader:
+    """Look up --source. Raises: DataError for an unknown one, or an option that it would ignore."""
+    if source not in SOURCES:
+        known = SOURCES.names()
+        raise DataError(
+            f"--source={source!r} is unknown{did_you_mean(source, known)}; known: "
+            f"{', '.join(known)}; tars are used as they are by `sslpipe shards index`"
+        )
+    for option, owners in OPTIONS.items():
+        is_given = getattr(options, option) != getattr(SourceOptions, option)
+        if is_given and source in BUILT_IN and source not in owners:  # a package's own may read any
+            named = f"--{option.replace('_', '-')}"
+            raise DataError(
+                f"{named} is for the source {' or '.join(owners)}; here --source is {source}"
+            )
+    return SOURCES[source]

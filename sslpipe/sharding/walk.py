@@ -17,6 +17,7 @@ _SYSTEM = frozenset(
         *("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"),
     )
 )
+_SYSTEM_BEGINS = ("._", ".@", ".DS_Store", ".thumbnails")
 OWN = "folders of data sets that sslpipe writes"
 OTHERS = "files of other kinds"
 NOWHERE = "links that lead nowhere"
@@ -54,7 +55,10 @@ def walk(
         suffixes: How names of images end.
         without: A folder that is skipped.
     """
-    seen = _never_read(root, without)
+    # never read: the folders above the root, to which links may lead, and the one that is skipped
+    seen = {_identity(parent) for parent in root.resolve().parents}
+    if without is not None and without.is_dir() and not without.samefile(root):
+        seen.add(_identity(without))
     entries = list[Entry]()
     folders = list[Path]()
     # folders to open, the linked ones last
@@ -83,19 +87,15 @@ def walk(
         folders.append(folder)
         for child in children:
             path = folder / child.name
-            if _reason_of_name(child.name) or not _is_folder(child):
-                entries.append(_look_at(path, child, names, suffixes))
-            else:
+            if child.name.lower() in _SYSTEM or child.name.startswith(_SYSTEM_BEGINS):
+                entries.append(Entry(path, _OF_SYSTEM, child.name))
+            elif child.name.startswith("."):
+                entries.append(Entry(path, "hidden files and folders"))
+            elif _is_folder(child):
                 (links if child.is_symlink() else real).append(path)
+            else:
+                entries.append(_look_at(path, child, names, suffixes))
     return Walked(sorted(entries, key=lambda entry: entry.path), sorted(folders[1:]))
-
-
-def _never_read(root: Path, without: Path | None) -> set[tuple[int, int]]:
-    """Return the folders above the root, to which links may lead, and the one that is skipped."""
-    folders = {_identity(parent) for parent in root.resolve().parents}
-    if without is not None and without.is_dir() and not without.samefile(root):
-        folders.add(_identity(without))
-    return folders
 
 
 def _is_data_set(names: set[str]) -> bool:
@@ -117,24 +117,16 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _reason_of_name(name: str) -> str:
-    """Return why a file or folder of this name is skipped without a line; "" where it is not."""
-    if name.lower() in _SYSTEM or name.startswith(("._", ".@", ".DS_Store", ".thumbnails")):
-        return _OF_SYSTEM
-    return "hidden files and folders" if name.startswith(".") else ""
-
-
 def _look_at(
     path: Path, child: "os.DirEntry[str]", names: set[str], suffixes: tuple[str, ...]
 ) -> Entry:
     """Judge a file by its name, and where that is an image's by what lies there."""
-    if reason := _reason_of_name(child.name):
-        return Entry(path, reason, child.name if reason == _OF_SYSTEM else "")
     is_link = child.is_symlink()
     suffix = path.suffix.lower()
-    if _is_of_dvc(path, names, suffixes):
-        absent = "files and folders whose content DVC has not fetched"
-        return Entry(path.with_suffix(""), absent=absent)
+    if suffix == ".dvc":  # stands for an image, or a folder, that may not be beside it
+        stem = path.with_suffix("")
+        if stem.name not in names and (not stem.suffix or is_image(stem, suffixes)):
+            return Entry(stem, absent="files and folders whose content DVC has not fetched")
     if not is_image(path, suffixes):
         if is_link and not path.exists():
             return Entry(path, NOWHERE, suffix)
@@ -152,13 +144,6 @@ def _look_at(
     if status.st_size <= POINTER_BYTES and read_file(path).startswith(_POINTERS):
         return Entry(path, absent="pointers of git-lfs or git-annex without content")
     return Entry(path, is_link=is_link)
-
-
-def _is_of_dvc(path: Path, names: set[str], suffixes: tuple[str, ...]) -> bool:
-    """Return whether a file stands for an image, or a folder, that is not beside it."""
-    stem = path.with_suffix("")
-    is_wanted = not stem.suffix or is_image(stem, suffixes)
-    return path.suffix.lower() == ".dvc" and stem.name not in names and is_wanted
 
 
 def links_to_same(images: list[Entry]) -> set[Path]:

@@ -326,6 +326,28 @@ def test_a_split_by_class_gives_test_classes_of_its_own(tmp_path, capsys):
     assert "no image has a class" in error_of(capsys, *without)
 
 
+@pytest.mark.parametrize(
+    ("group", "options"),
+    [("label", ()), ("kind", ("--label-column", "kind")), ("kind", ())],
+    ids=["the class by its usual name", "the class by name", "another column"],
+)
+def test_no_class_in_two_splits_is_a_slip_unless_the_split_is_by_the_class(
+    tmp_path, group, options
+):
+    for number in range(8):
+        grey(tmp_path / f"in/class{number % 4}/{number}.png", number)
+    pattern = f"(?P<{group}>.+)/.*"
+    build = ("build", tmp_path / "out", "--root", tmp_path / "in", "--name-pattern", pattern)
+    cut = ("--split-by", group, "--test-fraction", "0.5")
+    assert run(*build, *options, *cut) == 0
+    doubts = report_of(tmp_path / "out").doubts
+    is_column = group == "kind" and not options
+    assert ("no class is in two splits: 2 in train, 2 in test" in doubts) == is_column
+    # that the pattern made the classes is said where nobody asked for it
+    named = [doubt for doubt in doubts if "classes are the group (?P<label>...)" in doubt]
+    assert len(named) == (group == "label")
+
+
 def test_a_name_that_is_no_text_or_lacks_a_group_is_matched():
     names = ["ab", "a\udcffb\n", ""]
     assert match_names(names, parse_pattern("(?P<all>.*)")) == {"all": names}

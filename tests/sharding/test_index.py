@@ -12,8 +12,10 @@ import pytest
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
+from sslpipe.portable import one_at_a_time
 from sslpipe.sharding import scan
 from sslpipe.sharding.build_report import FILE, Report
+from sslpipe.sharding.dataset import index_tars
 from tests.helpers.shards import add, error_of, grey, grey_png, jpeg, run, tree, write_tar
 
 # names of members (an image's content is its place among them), and the samples: key -> (place of
@@ -251,6 +253,21 @@ def images_of(folder: Path, split: str) -> list[tuple[bytes, str | None]]:
     own = load_index(folder).split(split)
     names = [own.class_name(label) for label in own.labels.tolist()]
     return [(bytes(Reader(own).one(i).image), name) for i, name in enumerate(names)]
+
+
+def test_an_index_keeps_the_split_of_one_that_it_waited_for(tmp_path, monkeypatch):
+    for split in ("train", "val"):
+        write_tar(tmp_path / split / "0.tar", ("1.png", grey_png(1)))
+    out = tmp_path / "out"
+
+    def wait(folder):
+        monkeypatch.undo()
+        index_tars(tmp_path / "train", out, split="train")
+        return one_at_a_time(folder)
+
+    monkeypatch.setattr("sslpipe.sharding.dataset.one_at_a_time", wait)
+    index_tars(tmp_path / "val", out, split="val")
+    assert {*load_index(out).manifest.splits} == {"train", "val"}
 
 
 def test_an_index_elsewhere_leaves_the_tars_folder_as_it_is(tmp_path, capsys):

@@ -224,22 +224,22 @@ def test_names_beside_images_in_a_table_may_be_those_of_others(tmp_path):
 
 
 @pytest.mark.promise(17)
-def test_an_image_of_several_splits_or_classes_is_said(table):
+def test_an_image_of_several_splits_or_classes_is_said_once(table, tmp_path):
+    def doubts_of(out, rows, **options):
+        table.write_text("path,label,split\n" + "".join(rows))
+        built = build_dataset(tmp_path / out, "csv", csv=table, **options)
+        return [doubt for doubt in built.report.doubts if "listed" in doubt or "byte for" in doubt]
+
     cells = [(0, "a", "train"), (0, "a", "test"), (1, "b", "test"), (2, "a", "train"), (2, "b", "")]
     rows = [f"{k}.png,{label},{split or 'train'}\n" for k, label, split in cells]
-    table.write_text("path,label,split\n" + "".join(rows))
-    doubts = read_csv(table, split_column="split")["train"].doubts
-    assert [(line.split(",")[0], line.split()[-1]) for line in doubts] == [
-        ("images that are listed several times", "'0.png'"),
-        ("images that are listed with several classes: 1", "'2.png'"),
-        ("images that are listed in several splits", "'0.png'"),
-    ]
-    table.write_text("path,label\n0.png,a\n1.png,b\n0.png,\n")  # no other class
-    assert [line.split(",")[0] for line in read_csv(table)["train"].doubts] == [
-        "images that are listed several times"
-    ]
-    table.write_text("path,label,split\n" + "".join(rows[1:4]))
-    assert not read_csv(table, split_column="split")["train"].doubts
+    again, splits, classes = doubts_of("all", rows, split_column="split")
+    assert again.endswith("drop the other rows: 2, such as '0.png'")
+    assert splits.startswith("1 of 2 images of test are in train, too")
+    assert "such as '0.png' ('0.png' in train)" in splits
+    assert classes.startswith("1 image in two classes, byte for byte, such as '2.png' of 'a' and")
+    assert not doubts_of("once", rows[1:4], split_column="split")
+    (again,) = doubts_of("unlabelled", ["0.png,a,\n", "1.png,b,\n", "0.png,,\n"])  # no other class
+    assert again.startswith("images that are listed several times")
 
 
 @pytest.mark.parametrize("source", ["csv", "parquet"])
