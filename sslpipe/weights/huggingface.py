@@ -7,10 +7,12 @@ model's images are resized and normalised. Files are read here, nothing of them 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sslpipe.errors import RecipeError, WeightsError, one_line, shown
@@ -28,6 +30,7 @@ _OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 MOST = 2**20  # of any size in a config.json
+MOST_OFF = 0.05  # of an image's spread: what other interpolations and rounding to bytes change
 
 
 def transformers_component(config: Config, what: str) -> SparseSettings:
@@ -100,30 +103,45 @@ def _quietly() -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def read_processor(folder: Path, what: str) -> Config:
-    """Read a folder's image processor by transformers: its settings; {} where there is none.
+def folder_view(folder: Path, what: str, config: Config) -> StatedView:
+    """Read the view of a folder of transformers, from its image processor if it has one.
+
+    The view's images are compared with the processor's own: a note says where they are others.
+
+    Args:
+        folder: Of the model.
+        what: Names it in messages.
+        config: Of the model.
 
     Raises:
-        WeightsError: transformers refuses it.
+        WeightsError: transformers refuses the processor, or no view makes its images.
     """
     files = [folder / name for name in PROCESSORS if (folder / name).exists()]
     for file in files:
         check_file(file, MOST_JSON_BYTES)
     if not files:
-        return {}
+        return transformers_view(what, config, {})
     from transformers import AutoImageProcessor
 
+    small = torch.rand(1, 3, 6, 8, generator=torch.Generator().manual_seed(0))
+    picture = (255 * F.interpolate(small, (240, 320), mode="bilinear"))[0].byte()  # (3, H, W)
     try:
         with _quietly():
             processor = AutoImageProcessor.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
         settings: Config = processor.to_dict()
+        images = processor(picture, return_tensors="pt")["pixel_values"]
     except Exception as error:  # as above
         raise WeightsError(
             f"{what}: transformers refuses its {files[0].name}: {one_line(str(error), 200)}"
         ) from error
-    return settings
+    view = transformers_view(what, config, settings)
+    ours = view.make(what, None)[0](picture[None], torch.tensor([picture.shape[1:]]))
+    same = images.shape == ours.shape and (images - ours).abs().mean() <= MOST_OFF * ours.std()
+    name = type(processor).__name__
+    note = f"its {name} resizes and crops otherwise than views here, so that features differ"
+    return view if same else replace(view, notes=(*view.notes, note))
 
 
 def open_clip_component(config: Config, what: str) -> SparseSettings:
@@ -168,7 +186,7 @@ def _whole(config: Config, key: str) -> int:
 
 
 def transformers_view(what: str, config: Config, stated: Config) -> StatedView:
-    """Read the view of a folder of transformers; `stated`: its image processor, if any."""
+    """Read the view of a model of transformers; `stated`: its image processor, if any."""
     if not stated:
         return unknown_view(_whole({"image_size": 224, **config}, "image_size"))
     size = _sides(stated.get("size", 224))
@@ -179,6 +197,8 @@ def transformers_view(what: str, config: Config, stated: Config) -> StatedView:
         cropped = True
         crop = size
         size = (int(size[0] / float(share)),)
+    if str(stated.get("image_processor_type")).startswith("Levit") and len(size) == 1:
+        size = (int(256 / 224 * size[0]),)
     if stated.get("do_flip_channel_order"):
         raise WeightsError(
             f"{what}: its image processor gives blue, green, red, and views here red, green, blue; "

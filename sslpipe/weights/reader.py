@@ -24,12 +24,11 @@ from sslpipe.weights.fit import AVERAGED_NORM, Report, check_tensors, fit_tensor
 from sslpipe.weights.huggingface import (
     MOST,
     OPEN_CLIP,
+    folder_view,
     open_clip_component,
     open_clip_view,
-    read_processor,
     transformers_component,
     transformers_tensors,
-    transformers_view,
 )
 from sslpipe.weights.layouts import (
     Checkpoint,
@@ -429,8 +428,7 @@ def _view(
     config = opened.config
     kind = component.kind
     if kind == "transformers":
-        processor = read_processor(source.path, source.text)
-        return transformers_view(source.text, component.arguments["config"], processor)
+        return folder_view(source.path, source.text, component.arguments["config"])
     if kind.startswith("open_clip/"):
         return open_clip_view(component, _read_object(source.path, OPEN_CLIP))
     if "architecture" in config:

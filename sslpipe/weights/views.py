@@ -21,8 +21,8 @@ class StatedView:
 
     Attributes:
         size: Side of the images.
-        resize: Shorter side before the crop, at `size`; None: the same. At other sizes the whole
-            shorter side is seen, which finds more images of the same class (docs/graded.md).
+        resize: Shorter side before the crop, at `size`; with `squash` both; None: the same. At
+            other sizes all of it is seen, which finds more images of a class (docs/graded.md).
         mean: RGB in [0, 1], or one number.
         std: As mean.
         interpolation: The library's name; others than bilinear and bicubic become bicubic.
@@ -56,7 +56,9 @@ class StatedView:
             crop_px = self.size
             check_side(what, crop_px)
             check_side(what, resize_px)
-        resize_px = crop_px if self.squash or crop_px != self.size else max(crop_px, resize_px)
+        if resize_px < crop_px == self.size:
+            notes.append(f"images fill the view, without the border of the weights' {resize_px} px")
+        resize_px = max(crop_px, resize_px) if crop_px == self.size else crop_px
         mean, std = (list(each) * 3 if len(each) == 1 else each for each in (self.mean, self.std))
         view = EvalView(
             crop_px=crop_px,

@@ -14,6 +14,7 @@ from timm.models import save_for_hf
 from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.models.backbones import backbone_settings
+from sslpipe.weights.views import timm_view
 from tests.helpers.weights import difference, equals, init_of, noise, randomised, saved
 
 VIT = {"embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -57,6 +58,23 @@ def test_a_file_in_a_folder_of_timm_has_the_view_of_the_folder(tmp_path):
         assert load_backbone(source).config.view["mean"] == pytest.approx([0.1, 0.2, 0.3])
     (tmp_path / "config.json").write_text('{"batch_size": 8}')  # of another program
     assert load_backbone(named).config.view["mean"] != pytest.approx([0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize("crop_mode", ["center", "squash"])
+@pytest.mark.parametrize("crop_pct", [0.9, 1.0, 1.15])
+def test_images_are_those_of_timms_transform(crop_mode, crop_pct):
+    """NFNets squash to more than they crop; VOLO's crop of 1.15 has a border, which is said."""
+    stated = {"input_size": (3, 64, 64), "crop_pct": crop_pct, "crop_mode": crop_mode}
+    view, notes = timm_view("x", stated).make("x", None)
+    small = torch.rand(1, 3, 5, 6, generator=torch.Generator().manual_seed(0))
+    picture = (255 * torch.nn.functional.interpolate(small, (90, 140), mode="bilinear"))[0].byte()
+    data = timm.data.resolve_data_config({}, pretrained_cfg=stated)
+    image = torchvision.transforms.functional.to_pil_image(picture)
+    theirs = timm.data.create_transform(**data)(image)
+    ours = view(picture[None], torch.tensor([picture.shape[1:]]))[0]
+    same = (ours - theirs).abs().max() <= 1.5 / 255 / min(data["std"])
+    assert bool(same) == (crop_pct <= 1)
+    assert any("border" in note for note in notes) != bool(same)
 
 
 @pytest.mark.parametrize("model_type", ["vit", "nobodys"])

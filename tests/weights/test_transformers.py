@@ -279,7 +279,10 @@ OFTEN_SCALED = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7], **O
 
 @pytest.mark.parametrize(
     "name",
-    ["clip", "vit", "bit", "convnext", "efficientnet", "offset", "no mean", "bytes", "to 2"],
+    [
+        *("clip", "vit", "bit", "convnext", "deit", "levit", "efficientnet"),
+        *("offset", "no mean", "bytes", "to 2"),
+    ],
 )
 def test_images_are_those_of_the_folders_own_image_processor(tmp_path, name):
     processor = {
@@ -291,6 +294,12 @@ def test_images_are_those_of_the_folders_own_image_processor(tmp_path, name):
             size={"shortest_edge": 36}, crop_size={"height": 32, "width": 32}
         ),
         "convnext": hf.ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=0.875),
+        "deit": hf.DeiTImageProcessor(
+            size={"height": 40, "width": 40}, crop_size={"height": 32, "width": 32}
+        ),
+        "levit": hf.LevitImageProcessor(
+            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+        ),
         "efficientnet": hf.EfficientNetImageProcessor(include_top=True, **OFTEN_SCALED),
         "offset": hf.EfficientNetImageProcessor(
             include_top=False, rescale_offset=True, rescale_factor=1 / 127.5, **OFTEN_SCALED
@@ -312,6 +321,14 @@ def test_images_are_those_of_the_folders_own_image_processor(tmp_path, name):
     # it rounds to bytes after it has resized: half a level, over the smallest std
     smallest = min(0.26, float(model.view.std.min()))
     assert (ours - theirs).abs().max() <= 1.5 / 255 / smallest
+
+
+def test_an_image_processor_that_makes_other_images_is_said(tmp_path):
+    """That of OWLv2 pads an image to a square, which no view does."""
+    written("vit", tmp_path)
+    hf.Owlv2ImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    notes = load_backbone(tmp_path).config.facts["init"]["notes"]
+    assert any("Owlv2ImageProcessor" in note for note in notes)
 
 
 def test_an_image_processor_of_blue_green_red_is_refused(tmp_path):
