@@ -205,7 +205,9 @@ class FrozenBackbone(SavedBackbone):
             images: The path or the bytes of a JPEG, PNG or WebP file; a PIL image; uint8 RGB or
                 grey pixels, as a tensor (C, H, W) or (B, C, H, W) or as an array (H, W), (H, W, C)
                 or (B, H, W, C); or a list of these, of any sizes. OpenCV's arrays are BGR: give
-                `image[..., ::-1]`. For other images than 8-bit RGB: paths of files that
+                `image[..., ::-1]`. Files and PIL images are turned as their EXIF says, as training
+                sees them; pixels are not: of torchvision's `decode_image` give
+                `apply_exif_orientation=True`. For other images than 8-bit RGB: paths of files that
                 `sensors build` reads, of one image each, or tensors and arrays as above.
             on_bad: Called with the place in a list of what cannot be read or decoded, and why; it
                 gets no row. None: an error.

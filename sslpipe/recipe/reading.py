@@ -144,7 +144,8 @@ def apply_overrides(tree: dict[str, Any], overrides: Overrides) -> None:
     for override in overrides:
         key, equals, text = str(override).partition("=")
         if not equals:
-            raise RecipeError(f"override {shown(override)} is not section.key=value")
+            what = "is not section.key=value, without blanks around ="
+            raise RecipeError(f"override {shown(override)} {what}")
         try:
             value = _parse(f"value = {text}", f"override {shown(key)}")["value"]
         except RecipeError:
