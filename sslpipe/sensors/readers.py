@@ -44,6 +44,12 @@ EXACT_FLOAT32 = 2**24  # integers up to it
 _ORIENTATION = 0x0112
 _TRANSPOSED = range(5, 9)
 
+_WHITE = "are {}: their lowest value means white and is kept; invert them if others are not"
+_NO_DATA = (
+    "state the no-data value {:g}, which is measured and shown like others; write NaN in its place "
+    "and give --nan"
+)
+
 Array = NDArray[Any]
 Get = Callable[[tuple[Any, ...]], Array]  # integers and slices -> what they select
 Read = Callable[[int, slice, slice], Array]  # image, rows, columns -> (h, w, C)
@@ -68,6 +74,7 @@ class Planes(NamedTuple):
     load: "Callable[[], Planes] | None" = None
     has_windows: bool = True  # whether a window is read without most of the rest
     window: tuple[float, float] | None = None  # low and high value that the file says to look at
+    remark: str = ""  # what it says of its values, which stay what they are: "are MINISWHITE ..."
 
 
 def open_planes(path: Path, pages: Pages) -> Planes:
@@ -250,7 +257,14 @@ def _open_tiff(path: Path, pages: Pages, size: int) -> Planes:
         shape = (len(stack), *shape)
         get = _stacked(gets)
     planes = _arranged(axes=axes, shape=shape, dtype=dtype, get=get, pages=pages.pages)
-    return planes._replace(has_windows=has_windows)
+    return planes._replace(has_windows=has_windows, remark=_remark(first.keyframe))
+
+
+def _remark(page: Any) -> str:
+    if page.photometric.name == "MINISWHITE":
+        return _WHITE.format("MINISWHITE")
+    is_stated = "GDAL_NODATA" in page.tags and math.isfinite(page.nodata)
+    return _NO_DATA.format(page.nodata) if is_stated else ""
 
 
 def _stack(series: Sequence[Any]) -> list[Any]:
@@ -545,7 +559,9 @@ def _open_dicom(path: Path, pages: Pages, size: int) -> Planes:
 
     dtype = raw if rescale == (1, 0) else np.dtype("f4")
     planes = _arranged(axes="IYXS", shape=(frames, *sides), dtype=dtype, get=get)
-    return planes._replace(has_windows=False, window=_look_at(header))
+    is_white = header.PhotometricInterpretation == "MONOCHROME1"
+    remark = _WHITE.format("MONOCHROME1") if is_white else ""
+    return planes._replace(has_windows=False, window=_look_at(header), remark=remark)
 
 
 _DEFLATED = b"1.2.840.10008.1.2.1.99"  # small files may hold any number of bytes

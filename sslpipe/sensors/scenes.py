@@ -14,6 +14,7 @@ import tempfile
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -167,10 +168,14 @@ def cut_scenes(
         images[split], own_columns[split] = _described(
             files=files, columns=kept, scenes=scenes, sensors=sensors, pixel_bytes=pixel_bytes
         )
+    remarks = Counter(planes.remark for planes in good.values() if planes.remark)
+    doubts = [f"{n:,} of {len(good):,} files {remark}" for remark, n in remarks.items()]
     windows = {planes.window for planes in good.values()}
     is_cut = all(PARENT in own.column_names for own in own_columns.values())
     return Samples(
-        images=images,
+        images={
+            split: replace(own, doubts=[*own.doubts, *doubts]) for split, own in images.items()
+        },
         columns=own_columns,
         dtype=dtype.name if sensors.channels else None,
         window=sensors.value_range or (windows.pop() if len(windows) == 1 else None),
@@ -263,7 +268,9 @@ def _joined(parts: Sequence[Planes]) -> Planes:
         return np.concatenate([part.read(image, rows, columns) for part in parts], axis=2)
 
     total, (height, width), dtype = kinds[0]
-    return Planes(total, (height, width, sum(part.shape[2] for part in parts)), dtype, read)
+    channels = sum(part.shape[2] for part in parts)
+    remark = next((part.remark for part in parts if part.remark), "")
+    return Planes(total, (height, width, channels), dtype, read, remark=remark)
 
 
 def _check_type(scenes: Mapping[str, Planes], name: str, sensors: Sensors) -> None:

@@ -27,7 +27,7 @@ from sslpipe.errors import install
 from sslpipe.sensors import scenes
 from sslpipe.sensors.readers import Pages, open_planes
 from sslpipe.sensors.scenes import content
-from tests.helpers.shards import error_of, run
+from tests.helpers.shards import error_of, report_of, run
 
 RNG = np.random.default_rng(0)
 
@@ -275,6 +275,34 @@ def test_a_given_range_and_the_window_of_dicom_files_are_taken(root):
     assert (image.low, image.high) == ((-200,), (1400,))  # centre 600, width 1600
     image = build(root, "--channels", "mr", "--range", "-5,4000", out="b").manifest.image
     assert (image.low, image.high) == ((-5,), (4000,))
+
+
+@pytest.mark.promise(16)
+def test_values_that_mean_white_or_nothing_are_doubted_where_they_are_few(root, tmp_path):
+    """Mammograms are of both kinds; -9999 makes everything else of a height map one grey."""
+    dicom("MR_small.dcm")(root)
+    inverted = pydicom.dcmread(root / "z.dcm")
+    inverted.PhotometricInterpretation = "MONOCHROME1"
+    inverted.save_as(root / "b.dcm")
+    build(root, "--channels", "mr", out="scans")
+    heights = tmp_path / "heights"
+    heights.mkdir()
+    pixels = np.full((20, 20), -9999, "f4")
+    pixels[4:] = numbers(16, 20)
+    for k, tags in enumerate(
+        ([(42113, "s", 0, "-9999", True)], [], [(42113, "s", 0, "nan", True)])
+    ):
+        photometric = "miniswhite" if k == 1 else "minisblack"
+        tifffile.imwrite(heights / f"{k}.tif", pixels, extratags=tags, photometric=photometric)
+    build(heights, "--channels", "height", out="heights-out")
+    said = [
+        [doubt for doubt in report_of(out).doubts if "files" in doubt]
+        for out in (tmp_path / "scans", tmp_path / "heights-out")
+    ]
+    assert [len(own) for own in said] == [1, 2]
+    assert said[0][0].startswith("1 of 2 files are MONOCHROME1")
+    assert said[1][0].startswith("1 of 3 files state the no-data value -9999")
+    assert said[1][1].startswith("1 of 3 files are MINISWHITE")
 
 
 def test_files_of_one_sample_are_its_channels_by_name(tmp_path, root):
