@@ -346,7 +346,8 @@ def test_an_overflow_of_the_scaler_moves_nothing_and_at_scale_1_is_a_bad_step(
 
 
 def test_a_resumed_run_counts_the_steps_that_it_skipped_before(tmp_path, trainee_of):
-    steps = (3, 8, 8, 12)  # it resumed from a checkpoint between 3 and 8; the next is at 10
+    # it resumed from a checkpoint between 3 and 8; the next is at 10, whose step is done again
+    steps = (3, 8, 8, 10, 12)
     lines = [json.dumps({"step": step, "loss": "nan"}) for step in steps]
     (tmp_path / "bad_steps.1.jsonl").write_text("\n".join([*lines, '{"st']))
     settings = {"max_bad_steps": 2, "folder": tmp_path, "first_step": 10, "on_device": False}
