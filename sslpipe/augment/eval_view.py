@@ -17,27 +17,20 @@ from sslpipe.errors import shown
 from sslpipe.recipe.sections import LONGEST_SIDE_PX
 from sslpipe.registry.schema import SparseSettings
 
-Crops = Literal["center", "flip", "five", "ten"]
-Reduce = Literal["mean", "concat"]
 Interpolation = Literal["bilinear", "bicubic"]
-CROPS: dict[Crops, int] = {"center": 1, "flip": 2, "five": 5, "ten": 10}
 _SEED = 0x5C0BE  # of no run
 
 
 class EvalView(nn.Module):
     """Resize the shorter side (antialiased), crop the centre, normalise.
 
-    Equals torchvision.transforms.v2 resize + center_crop (five_crop, ten_crop) + normalize on a
-    float image; what "bicubic" makes of bytes outside of [0, 1] is clamped, of float32 nothing.
+    Equals torchvision.transforms.v2 resize + center_crop + normalize on a float image; what
+    "bicubic" makes of bytes outside of [0, 1] is clamped, of float32 nothing.
 
     Args:
         crop_px: side of the square view.
         resize_px: the shorter side before the crop, at least crop_px.
         mean, std: one number a channel, of values in [0, 1].
-        crops: how many views of an image: "center", one; "flip", the central crop and its mirror
-            image; "five", the four corners and the centre; "ten", those and their mirror images.
-        reduce: what `reduced` makes of the n features of an image: "mean", or "concat", all of them
-            one after the other.
         interpolation: of the resize, "bilinear" or "bicubic".
         squash: resize both sides to resize_px, whatever the image's aspect ratio.
 
@@ -47,6 +40,7 @@ class EvalView(nn.Module):
 
     mean: Tensor
     std: Tensor
+    views_per_image = 1
 
     def __init__(
         self,
@@ -54,8 +48,6 @@ class EvalView(nn.Module):
         resize_px: int,
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
-        crops: Crops = "center",
-        reduce: Reduce = "mean",
         interpolation: Interpolation = "bilinear",
         squash: bool = False,
     ) -> None:
@@ -68,17 +60,12 @@ class EvalView(nn.Module):
         if resize_px > LONGEST_SIDE_PX:
             raise ValueError(f"resize_px = {resize_px} is more than {LONGEST_SIDE_PX}")
         check_statistics(mean, std)
-        for name, word, known in (
-            ("crops", crops, CROPS),
-            ("reduce", reduce, ("mean", "concat")),
-            ("interpolation", interpolation, ("bilinear", "bicubic")),
-        ):
-            if word not in known:
-                raise ValueError(f"{name} = {word!r} is unknown; known: {', '.join(known)}")
+        if interpolation not in ("bilinear", "bicubic"):
+            raise ValueError(
+                f"interpolation = {interpolation!r} is unknown; known: bilinear, bicubic"
+            )
         self.crop_px = crop_px
         self.resize_px = resize_px
-        self.crops = crops
-        self.reduce = reduce
         self.interpolation = interpolation
         self.squash = bool(squash)
         self._config: dict[str, Any] = {
@@ -86,7 +73,6 @@ class EvalView(nn.Module):
             "resize_px": resize_px,
             "mean": [float(value) for value in mean],
             "std": [float(value) for value in std],
-            **({} if crops == "center" else {"crops": crops, "reduce": reduce}),
             **({} if interpolation == "bilinear" else {"interpolation": interpolation}),
             **({"squash": True} if squash else {}),
         }
@@ -143,15 +129,14 @@ class EvalView(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor, sizes: Tensor) -> Tensor:
-        """Return the views of a batch: all first crops, then all second.
+        """Return the views of a batch; of several an image all first ones, then all second.
 
         (B, C, H, W) uint8, or float32 in its units, top left, with (B, 2) heights and widths ->
         (n B, C, crop_px, crop_px) float32, channels_last. Raises: ValueError for other channels.
         """
         check_images(images, len(self.mean))
-        count = CROPS[self.crops]
         views = torch.empty(
-            (count * len(images), len(self.mean), self.crop_px, self.crop_px),
+            (self.views_per_image * len(images), len(self.mean), self.crop_px, self.crop_px),
             dtype=torch.float32,
             device=images.device,
             memory_format=torch.channels_last,
@@ -162,9 +147,7 @@ class EvalView(nn.Module):
                 same = (sizes == torch.tensor([height, width])).all(1)
                 rows = same.nonzero()[:, 0].to(images.device)
                 pixels = self._resized(images[rows, :, :height, :width])
-                for number, (top, left, mirrored) in enumerate(self._boxes(*pixels.shape[-2:])):
-                    crop = pixels[:, :, top : top + self.crop_px, left : left + self.crop_px]
-                    crop = crop.flip(3) if mirrored else crop
+                for number, crop in enumerate(self._crops(pixels)):
                     views[number * len(images) + rows] = crop
         return views
 
@@ -173,24 +156,13 @@ class EvalView(nn.Module):
         return self.forward(batch.images, batch.sizes)
 
     def reduced(self, features: Tensor) -> Tensor:
-        """Reduce features of views, (n B, F), to images': (B, F), or (B, n F) with "concat"."""
-        if self.crops == "center":
-            return features
-        by_crop = features.view(CROPS[self.crops], -1, features.shape[1])  # (n, B, F)
-        return by_crop.mean(dim=0) if self.reduce == "mean" else torch.cat([*by_crop], dim=1)
+        """Return features of the views, (n B, F), as one row an image."""
+        return features
 
-    def _boxes(self, height: int, width: int) -> list[tuple[int, int, bool]]:
-        """Top, left and whether mirrored, of each crop."""
-        low = height - self.crop_px
-        right = width - self.crop_px
-        middle = (round(low / 2), round(right / 2))
-        if self.crops in ("center", "flip"):
-            return [(*middle, mirrored) for mirrored in (False, True)[: CROPS[self.crops]]]
-        places = [(0, 0), (0, right), (low, 0), (low, right), middle]
-        boxes = [(top, left, False) for top, left in places]
-        if self.crops == "ten":  # the same five places of the mirror image
-            boxes += [(top, right - left, True) for top, left in places]
-        return boxes
+    def _crops(self, pixels: Tensor) -> list[Tensor]:
+        """Cut resized images, (b, C, h, w): (b, C, crop_px, crop_px) each view."""
+        top, left = (round((side - self.crop_px) / 2) for side in pixels.shape[-2:])
+        return [pixels[:, :, top : top + self.crop_px, left : left + self.crop_px]]
 
     def _resized(self, images: Tensor) -> Tensor:
         """(n, C, h, w), all of one size -> float, the shorter side of resize_px."""
@@ -210,19 +182,17 @@ class JoinedView(EvalView):
     """Several views of an image in one tensor, for a `JoinedBackbone`, which takes it apart.
 
     Args:
-        views: Two or more, each of one crop, the centre's. Mean, std and sizes of the largest
-            are this view's own, for whoever asks for one number.
+        views: Two or more. Mean, std and sizes of the largest are this view's own, for whoever
+            asks for one number.
 
     Raises:
-        ValueError: They are fewer, of several crops, or of different channels.
+        ValueError: They are fewer, or of different channels.
     """
 
     def __init__(self, views: Sequence[EvalView]) -> None:
         configs = [view.config() for view in views]
         if len(configs) < 2:
             raise ValueError("a joined view is of two or more views")
-        if any(view.crops != "center" for view in views):
-            raise ValueError("a joined view is of views with one crop, the centre's")
         if len({len(view.mean) for view in views}) > 1:
             raise ValueError("a joined view is of views of the same channels")
         largest = max(views, key=lambda view: (view.crop_px, view.resize_px))

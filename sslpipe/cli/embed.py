@@ -44,16 +44,6 @@ def embed(
         list[str],
         option("The split to embed; repeatable, with {split} in --out.", metavar="SPLIT"),
     ] = ["test"],  # noqa: B006 (typer copies it)
-    crops: Annotated[
-        str | None,
-        option("Crops per image: center, flip, five or ten. Default: the export's."),
-    ] = None,
-    reduce: Annotated[
-        str | None, option("Combine the crops' features: mean or concat. Default: the export's.")
-    ] = None,
-    resize_px: Annotated[
-        int | None, option("Shorter side before cropping. Default: the export's.")
-    ] = None,
     *,
     embedding: Embedding,
     checkpoint: Checkpoint = None,
@@ -77,8 +67,6 @@ def embed(
 
     target, process = start(embedding.device)
     backbone = load_model(model, checkpoint).to(target)
-    if crops or reduce or resize_px is not None:
-        backbone = backbone.with_view(crops=crops, reduce=reduce, resize_px=resize_px)
     backbone, splits = backbone.matched(*map(index.split, files))
     view = backbone.view
     options = EmbedOptions(

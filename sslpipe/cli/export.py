@@ -115,8 +115,7 @@ def whiten(
 ) -> None:
     """Flatten the features of an export by the PCA of TRAIN.
 
-    The export stores it, and the crops of TRAIN; from then on `encode` and `sslpipe embed` apply
-    both.
+    The export stores it; from then on `encode` and `sslpipe embed` apply it.
     """
     if not (model / "config.json").is_file():
         raise UserError(f"{model} holds no config.json; name the folder of an export")

@@ -25,8 +25,8 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     Each sees images through its own view. Weights are shared, not copied; `source` names them, A+B.
 
     Raises:
-        UserError: One is whitened, a join, or takes several crops; two are one network and view;
-            or they take images of other channels or depths.
+        UserError: One is whitened or a join; two are one network and view; or they take images of
+            other channels or depths.
     """
     image_type = _image_type(models, source)
     models = [model.seeing(image_type) for model in models]
@@ -66,14 +66,9 @@ def _image_type(models: Sequence[FrozenBackbone], source: str) -> ImageType:
 
 def _check_part(model: FrozenBackbone, source: str) -> None:
     """Raise UserError where a backbone is no plain network of one view."""
-    has = ""
     if model.whitening is not None:
-        has = "a whitening"
-    elif model.view.crops != "center":
-        has = "several crops an image"
-    if has:
         raise UserError(
-            f"{source}: {model.name} has {has}, and joins are of features as they are; name "
+            f"{source}: {model.name} has a whitening, and joins are of features as they are; name "
             "what it was made from, and `sslpipe whiten` an export of the join"
         )
     if model.config.is_join:

@@ -93,52 +93,11 @@ class FrozenBackbone(SavedBackbone):
         """Name the network, its images and its features, and what lists the layers."""
         size = f"{self.view.crop_px} px of {self.image_type}"
         flat = "" if self.whitening is None else ", flattened by encode"
-        view = self.view
-        crops = "" if view.crops == "center" else f", {view.reduce} of {view.crops} crops by encode"
-        makes = f"{self.name}: images of {size} -> {self.num_features} features{crops}{flat}"
+        makes = f"{self.name}: images of {size} -> {self.num_features} features{flat}"
         return f"{type(self).__name__}({makes};\n  its layers: .backbone)"
 
     def _like(self, view: EvalView, config: Config) -> Self:
         return type(self)(self.backbone, view, config, self.whitening)
-
-    def with_view(
-        self,
-        *,
-        crops: str | None = None,
-        reduce: str | None = None,
-        resize_px: int | None = None,
-    ) -> Self:
-        """Return the same backbone seeing images in another way, as `sslpipe embed` may.
-
-        >>> backbone.with_view(crops="five", reduce="concat").encode("a.jpg")
-
-        Args:
-            crops: Of an image: "center", "flip", "five" or "ten"; None: as now.
-            reduce: How their features are combined: "mean" or "concat"; None: as now.
-            resize_px: Shorter side before cropping; None: as now.
-
-        Raises:
-            UserError: A value is wrong, or the features are flattened, or of several networks.
-        """
-        wanted = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        stored = self.view.config()
-        named = "--crops, --reduce, --resize-px"
-        if given and "views" in stored:
-            raise UserError(
-                f"{named}: the parts of {self.name} have views of their own; leave them out"
-            )
-        try:
-            view = EvalView.from_config(stored | given)
-        except ValueError as error:
-            raise UserError(f"{named}: {error}") from error
-        if self.whitening is not None and view.config() != stored:
-            raise UserError(
-                f"{named}: {self.name} flattens features of its own view; leave them out, or "
-                "whiten an export anew with other views"
-            )
-        seen = self.config.model_copy(update={"view": view.config()})  # an export keeps it
-        return self._like(view, seen).to(self.view.mean.device)
 
     def matched(self, *splits: Split) -> tuple["FrozenBackbone", list[Split]]:
         """Return the backbone and splits of one data set that fit each other.
@@ -243,12 +202,10 @@ class FrozenBackbone(SavedBackbone):
                     continue
                 for pixels in batch:  # (C, H, W)
                     image = pixels[None].to(device)
-                    views.append(self.view(image, torch.tensor([image.shape[-2:]])))  # (n, C, S, S)
+                    views.append(self.view(image, torch.tensor([image.shape[-2:]])))  # (1, C, S, S)
                     samples.append(picture if isinstance(picture, str | Path) else number)
             if views:
-                # all first crops, then all second
-                stacked = torch.stack(views, dim=1).flatten(0, 1)  # (n B, C, S, S)
-                stacked = stacked.contiguous(memory_format=torch.channels_last)
+                stacked = torch.cat(views).contiguous(memory_format=torch.channels_last)
                 rows.append(self._features(stacked, samples))
             advance(min(ENCODED_AT_ONCE, len(given) - first))
         if not rows:
@@ -259,10 +216,10 @@ class FrozenBackbone(SavedBackbone):
         return torch.cat(rows)
 
     def _features(self, views: Tensor, samples: Sequence[object]) -> Tensor:
-        """Compute one row a sample from all their views, (n B, C, S, S)."""
+        """Compute one row a sample from its view, (B, C, S, S)."""
         with evaluating(self.backbone):
             images = views.to(weights_dtype(self.backbone))
-            features = self.view.reduced(forward_in_parts(self, images)).float()  # (B, F)
+            features = forward_in_parts(self, images).float()  # (B, F)
         if self.whitening is not None:
             features = self.whitening.apply(features)
         check_finite(features, [f"image {sample}" for sample in samples], self.name)

@@ -256,13 +256,12 @@ def _quantised(plain: Any, images: Iterator[dict[str, Any]], scratch: Path) -> A
 
 def check_front(files: Iterable[str], view: EvalView, image_type: ImageType) -> None:
     """Raise ExportError where formats have no ONNX file, or a file cannot make this view."""
-    kind = "of several networks" if isinstance(view, JoinedView) else f"of {view.crops} crops"
     if not any(name.startswith("onnx") for name in files):
         why = "preprocessing fits into ONNX files only; add a format (--format=onnx), or"
     elif not image_type.is_rgb8:
         why = f"an ONNX file with preprocessing takes 8-bit RGB, and not {image_type};"
-    elif kind != "of center crops":
-        why = f"this view is {kind}, and an ONNX file makes one central crop of an image;"
+    elif isinstance(view, JoinedView):
+        why = "this view is of several networks, and an ONNX file makes one crop of an image;"
     else:
         return
     raise ExportError(f"{why} leave --with-preprocessing out")

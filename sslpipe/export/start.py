@@ -119,11 +119,7 @@ class Start:
         crop_px = int(recipe.tune.eval_crop_px or crop_px)
         if self.weights is None or self.weights.view.crop_px != crop_px:
             return eval_view_for(crop_px, mean=mean_std["mean"], std=mean_std["std"])
-        settings = self.weights.view.config()
-        plain = {
-            key: settings[key] for key in settings if key not in ("mean", "std", "crops", "reduce")
-        }
-        return EvalView.from_config({**plain, **mean_std})
+        return EvalView.from_config({**self.weights.view.config(), **mean_std})
 
     def metadata(self, view: EvalView) -> dict[str, Any]:
         """Return what a checkpoint says of the start, and the view; {} for random weights."""

@@ -44,8 +44,8 @@ def whiten(
 
     Args:
         export: Its folder: whitening.safetensors is added, config.json and SHA256SUMS change.
-        train: Features of the train split, by this export, not flattened: a file, which also says
-            its crops; or a result of `embed`, or an array, of the export's own view.
+        train: Features of the train split, by this export, not flattened: a file, a result of
+            `embed`, or an array.
         dims: Axes of the largest variances that are kept; None: all.
         power: 1 whitens, 0 only centres and rotates; None: what is best on train by its labels,
             without labels 0.25.

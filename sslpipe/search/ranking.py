@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.subsets import with_a_partner
@@ -82,18 +83,25 @@ class CornerViews(EvalView):
     are those of both, (B, 2 F). The view of a join is a DataError.
     """
 
+    views_per_image = 2
+
     def __init__(self, view: EvalView) -> None:
         if len(view.sides) > 1:
             raise DataError(
                 "without labels a join is no candidate; name its parts, which are joined here"
             )
         resize_px = round(view.resize_px * math.sqrt(2))
-        both = {"resize_px": resize_px, "crops": "flip", "reduce": "concat"}
-        super().__init__(**view.config() | both)
+        super().__init__(**view.config() | {"resize_px": resize_px})
         self._config["crops"] = "corners"  # no other view has this config
 
-    def _boxes(self, height: int, width: int) -> list[tuple[int, int, bool]]:
-        return [(0, 0, False), (height - self.crop_px, width - self.crop_px, True)]
+    def reduced(self, features: Tensor) -> Tensor:
+        """Join the features of an image's views: (2B, F) -> (B, 2F)."""
+        return torch.cat([*features.chunk(2)], dim=1)
+
+    def _crops(self, pixels: Tensor) -> list[Tensor]:
+        first = pixels[:, :, : self.crop_px, : self.crop_px]
+        last = pixels[:, :, -self.crop_px :, -self.crop_px :]
+        return [first, last.flip(3)]
 
 
 def side_by_side(features: Mapping[str, Embeddings], parts: Names) -> Embeddings:

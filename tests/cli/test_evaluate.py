@@ -77,11 +77,9 @@ def run(tmp_path_factory):
 def test_embed_writes_every_sample_of_the_split_through_the_runs_view(run, tmp_path):
     run_dir, data = run
     out = tmp_path / "test.safetensors"
-    # the canvas is never smaller than twice the view
-    for options, canvas in ((["--resize-px", 200], 400), ([], 256)):
-        call(embed_tool, run_dir, "--data", data, "--out", out, *options)
-        rows, facts = load_embeddings(out)
-        assert facts["canvas_px"] == canvas
+    call(embed_tool, run_dir, "--data", data, "--out", out)
+    rows, facts = load_embeddings(out)
+    assert facts["canvas_px"] == 256  # twice the view at least
     backbone, index = load_backbone(run_dir), load_index(data)
     expected = embed(backbone.backbone, backbone.view, index.split("test"))
     assert all(torch.equal(a, b) for a, b in zip(rows, expected, strict=True))
@@ -122,18 +120,15 @@ def test_suite_reads_features_of_the_run_that_are_just_what_it_would_embed(run, 
     assert f"read {folder / 'eval.json'}: copy {tmp_path / 'eval.json'} there" in output
     assert reused == anew
     # any other view or backbone is another feature
-    call(embed_tool, folder, "--data", data, *both, "--crops", "flip")
-    output, reused = suite()
-    assert "read from" not in output
-    assert reused == anew
-    call(embed_tool, folder, "--data", data, *both)
     test = folder / "features" / "test.safetensors"
     rows, facts = load_embeddings(test)
-    save_embeddings(test, rows, {**facts, "backbone_sha256": "0" * 64})
-    output, reused = suite()
-    assert "train: read from" in output
-    assert "test: read from" not in output
-    assert reused == anew
+    others = {"backbone_sha256": "0" * 64, "view": {**facts["view"], "resize_px": 20}}
+    for key, value in others.items():
+        save_embeddings(test, rows._replace(features=rows.features + 1), {**facts, key: value})
+        output, reused = suite()
+        assert "train: read from" in output
+        assert "test: read from" not in output
+        assert reused == anew
     # rows that are missing, or labels of another index
     save_embeddings(test, rows._replace(labels=rows.labels.flip(0)), facts)
     assert "test: read from" not in suite()[0]
@@ -141,7 +136,7 @@ def test_suite_reads_features_of_the_run_that_are_just_what_it_would_embed(run, 
     assert "test: read from" not in suite()[0]
 
 
-def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, tmp_path):
+def test_an_export_stores_a_whitening_and_applies_it_everywhere(run, tmp_path):
     run_dir, data = run
     (run_dir / "eval.json").unlink(missing_ok=True)
     export_backbone(run_dir, tmp_path / "out", ["safetensors"])
@@ -152,20 +147,13 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
     assert "| run | 3 steps" in (tmp_path / "out" / "README.md").read_text()
 
     train_file, test_file = tmp_path / "train.safetensors", tmp_path / "test.npz"
-    options = ["--crops", "five", "--reduce", "concat", "--resize-px", "20"]
     words = (tmp_path / "out", "--data", data)
-    call(embed_tool, *words, "--split", "train", "--out", train_file, *options)
+    call(embed_tool, *words, "--split", "train", "--out", train_file)
     rows, facts = load_embeddings(train_file)
-    assert rows.features.shape == (64, 5 * 16)
-    seen = exported.with_view(crops="five", reduce="concat", resize_px=20)
+    assert rows.features.shape == (64, 16)
     torch.testing.assert_close(
-        seen.encode([picture(number) for number in range(3)]), rows.features[:3]
+        exported.encode([picture(number) for number in range(3)]), rows.features[:3]
     )
-    export_backbone(seen, tmp_path / "seen", ["safetensors"])
-    kept = load_backbone(tmp_path / "seen")
-    torch.testing.assert_close(kept.encode([picture(0)]), rows.features[:1])
-    assert "concat of five crops" in repr(kept)
-    assert exported.with_view().view.config() == exported.view.config() != seen.view.config()
     call(export_tool, "whiten", tmp_path / "out", train_file, "--dims", "8", "--power", "1")
     call(embed_tool, *words, "--out", test_file)
 
@@ -184,7 +172,6 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
     images = torch.stack([torch.from_numpy(picture(i)) for i in range(20)]).permute(0, 3, 1, 2)
     torch.testing.assert_close(exported.encode(images), expected.features, rtol=1e-4, atol=1e-4)
 
-    refused(embed_tool, [*words, "--out", test_file, "--crops", "ten"], "its own view")
     refused(export_tool, ["whiten", tmp_path / "out", test_file], "is flattened already")
     (tmp_path / "out" / "whitening.safetensors").write_bytes(b"other")
     with pytest.raises(UserError, match=r"whitening\.safetensors is not the file that SHA256SUMS"):

@@ -83,11 +83,10 @@ def test_files_and_pil_images_are_decoded_as_they_are_embedded(model, tmp_path):
     torch.testing.assert_close(model.encode(large), through(model, canvas))
 
 
-@pytest.mark.parametrize("crops", ["center", "five"])
-def test_a_list_of_any_sizes_and_forms_gives_a_row_an_image_in_order(model, tmp_path, crops):
+def test_a_list_of_any_sizes_and_forms_gives_a_row_an_image_in_order(model, tmp_path):
     model = trained()
     config = model.view.config()
-    model.view = EvalView(**config | {"resize_px": config["crop_px"] + 8, "crops": crops})
+    model.view = EvalView(**config | {"resize_px": config["crop_px"] + 8})
     arrays = [pixels(40, 52), pixels(33, 90), pixels(64, 64)]
     images = [first(array) for array in arrays]
     Image.fromarray(arrays[1]).save(tmp_path / "a.png")
@@ -218,10 +217,8 @@ def modes(model):
     return [module.training for module in model.modules()]
 
 
-@pytest.mark.parametrize("crops", ["center", "flip"])
-def test_encode_is_in_eval_mode_and_restores_each_modules_own(tmp_path, crops):
+def test_encode_is_in_eval_mode_and_restores_each_modules_own(tmp_path):
     model = trained()
-    model.view = EvalView(**model.view.config() | {"crops": crops})
     images = torch.randint(0, 256, (6, 3, 40, 40), dtype=torch.uint8, generator=seeded(0))
     expected, state = model.encode(images), module_sha256(model)
     model.train()

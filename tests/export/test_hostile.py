@@ -73,7 +73,7 @@ def changed(folder, **keys) -> str:
         ({"view__crop_px": 10**6, "view__resize_px": 10**6}, "resize_px"),
         ({"view__mean": [0.5, 0.5, 0.5, 0.5]}, "mean"),
         ({"view__std": [0.5, 0.0, 0.5]}, "std"),
-        ({"view__crops": ["center"]}, "config|crops|list"),
+        ({"view__interpolation": ["bilinear"]}, "interpolation"),
         ({"crop_px": 10**6}, "crop_px"),
         ({"num_features": 3}, "num_features = 3"),
         ({"weights_sha256": "\x1b[31m\n"}, "not those that config.json names"),

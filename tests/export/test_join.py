@@ -185,8 +185,6 @@ def test_what_cannot_be_joined_or_trained_is_refused(files, index, tmp_path):
     joined = load_backbone(f"{conv}@64+{conv}@96")
     with pytest.raises(UserError, match="is a join, and a join is not trained"):
         with_init(recipe, joined, index)
-    with pytest.raises(UserError, match="leave them out"):
-        joined.with_view(crops="flip")
     with pytest.raises(ValueError, match="two or more views"):
         JoinedView([EvalView(8, 8)])
 

@@ -15,7 +15,7 @@ import torchvision.transforms.v2.functional as tv
 from PIL import Image
 
 import sslpipe
-from sslpipe.augment.eval_view import EvalView
+from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import ExportError
@@ -200,8 +200,8 @@ def test_mistakes_are_named(tmp_path, images, monkeypatch):
         export_backbone(model, out, ["onnx-int"])
     with pytest.raises(ExportError, match="add a format"):
         export_backbone(model, out, ["safetensors"], with_preprocessing=True)
-    model.view = EvalView(crop_px=32, resize_px=40, crops="five")
-    with pytest.raises(ExportError, match="of five crops"):
+    model.view = JoinedView([EvalView(32, 40), EvalView(24, 24)])
+    with pytest.raises(ExportError, match="of several networks"):
         export_backbone(model, out, ["onnx"], with_preprocessing=True)
     assert sorted(tree(tmp_path))[0].startswith("few")
     assert not out.exists()

@@ -134,9 +134,7 @@ def test_a_threshold_of_fewer_names_is_reported(photos, model, gallery):
     assert "sets it anew" not in said
 
 
-def test_a_gallery_takes_the_whitening_and_the_crops_of_its_export(
-    photos, model, gallery, tmp_path
-):
+def test_a_gallery_takes_the_whitening_of_its_export(photos, model, gallery, tmp_path):
     """Enrolled rows are those of `encode`, and an export that was whitened since is another one."""
     own, book = tmp_path / "own", photos / "book.safetensors"
     shutil.copytree(model, own)
@@ -145,8 +143,7 @@ def test_a_gallery_takes_the_whitening_and_the_crops_of_its_export(
     gallery("enrol", book, photos / "photos", "--model", own)
     features = plain.encode(files)
     rows = Embeddings(features, torch.zeros(9, dtype=torch.int64), torch.arange(9))
-    view = {**plain.view.config(), "crops": "flip"}
-    metadata = {"backbone_sha256": plain.config.weights_sha256, "view": view}
+    metadata = {"backbone_sha256": plain.config.weights_sha256, "view": plain.view.config()}
     save_embeddings(tmp_path / "train.safetensors", rows, metadata)
     whiten(own, tmp_path / "train.safetensors", dims=4)
 
