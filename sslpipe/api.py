@@ -165,7 +165,7 @@ def embed(
     options = EmbedOptions(
         device=target, batch_size=batch_size, num_workers=num_workers, on_bad=warn
     )
-    facts = fitting.features_metadata(fitting.view, rows)
+    facts = fitting.features_metadata(rows)
     if out is not None:
         file = features_file(out)
         embed_to_file(

@@ -141,6 +141,13 @@ def test_in_python_too_from_paths_and_opened_images(shop):
             assert hits[0].score > 1 - 1e-5
 
 
+def test_vectors_of_one_background_are_searched_by_vectors_of_it(shop, capsys):
+    features = shop / "export.safetensors"
+    call("search", features, features, "--top", 1, "--no-flatten", "--json")
+    hits = json.loads(capsys.readouterr().out)
+    assert [hit["query"].rpartition(":")[2] for hit in hits] == [str(hit["id"]) for hit in hits]
+
+
 def test_a_gallery_enrols_and_identifies_on_the_background(shop, capsys, tmp_path):
     for path in files(shop):
         (tmp_path / "who" / path.stem).mkdir(parents=True)
@@ -148,7 +155,7 @@ def test_a_gallery_enrols_and_identifies_on_the_background(shop, capsys, tmp_pat
     book = tmp_path / "book.safetensors"
     model = ("--model", shop / "export")
     call("gallery", "enrol", book, tmp_path / "who", *model)
-    assert Gallery.load(book).metadata["background"] == [*ORANGE]
+    assert Gallery.load(book).metadata["image"]["background"] == [*ORANGE]
     capsys.readouterr()
     call("gallery", "identify", book, *files(shop), *model)
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]

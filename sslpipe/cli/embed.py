@@ -68,7 +68,6 @@ def embed(
     target, process = start(embedding.device)
     backbone = load_model(model, checkpoint).to(target)
     backbone, splits = backbone.matched(*map(index.split, files))
-    view = backbone.view
     options = EmbedOptions(
         device=target,
         process=process,
@@ -81,9 +80,9 @@ def embed(
         embed_to_file(
             out=file,
             backbone=backbone.backbone,
-            view=view,
+            view=backbone.view,
             split=rows,
-            facts=backbone.features_metadata(view, rows),
+            facts=backbone.features_metadata(rows),
             options=options,
             network=f"{backbone.name} of {model}",
             whitening=backbone.whitening,

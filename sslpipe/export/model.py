@@ -121,29 +121,22 @@ class FrozenBackbone(SavedBackbone):
         """What decides the rows of `encode`, as a features file says it of its own."""
         sha256 = self.config.whitening_sha256
         image = self.config.image
-        background = None if image is None else image.background
         return {
             "backbone_sha256": self.config.weights_sha256,
             "view": self.view.config(),
             "canvas_px": self.view.canvas_px,
+            **({} if image is None else {"image": image.model_dump(mode="json")}),
             **({} if sha256 is None else {"whitening_sha256": sha256}),
-            **({} if background is None else {"background": list(background)}),
         }
 
-    def features_metadata(self, view: EvalView, split: Split) -> dict[str, Any]:
+    def features_metadata(self, split: Split) -> dict[str, Any]:
         """Return all that decides the features of a split, for their file to carry."""
         facts = self.config.facts
-        sha256 = self.config.whitening_sha256
-        image = self.config.image
         return {
-            "backbone_sha256": self.config.weights_sha256,
+            **self.network_facts,
             "backbone": self.config.backbone.model_dump(),
-            "view": view.config(),
-            "canvas_px": view.canvas_px,
-            **({} if image is None else {"image": image.model_dump()}),
             **data_metadata(split),
             **named_classes(split),
-            **({} if sha256 is None else {"whitening_sha256": sha256}),
             **({"checkpoint": facts["checkpoint"]} if "checkpoint" in facts else {}),
         }
 

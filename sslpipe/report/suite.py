@@ -268,7 +268,7 @@ class Embedder:
         known = {}
         for split in (self.train, self.test):
             file = run_dir / "features" / f"{split.name}.safetensors"
-            metadata = backbone.features_metadata(backbone.view, split)
+            metadata = backbone.features_metadata(split)
             small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
             new = writable and small and not file.exists()
             if new:

@@ -156,8 +156,11 @@ def embed_kept(
         progress: Makes the progress bar.
         say: Called where a kept file is damaged; it is made anew.
     """
-    identity = one.model.features_metadata(view, split)
-    identity["ids"] = hashlib.sha256(ids.tobytes()).hexdigest()
+    identity = {
+        **one.model.features_metadata(split),
+        "view": view.config(),
+        "ids": hashlib.sha256(ids.tobytes()).hexdigest(),
+    }
     key = hashlib.sha256(json_text(identity).encode()).hexdigest()
     file = folder / f"{key[:16]}.safetensors"
     try:

@@ -168,11 +168,11 @@ class ImageSearch:
                     f"the features differ from the queries' in {key}: {self.facts.get(key)} and "
                     f"{facts.get(key)}; name the model that they were embedded with, or embed again"
                 )
-        background = (self.facts.get("image") or {}).get("background")
-        if facts.get("background") != background:
+        ours, theirs = ((each.get("image") or {}).get("background") for each in (self.facts, facts))
+        if theirs != ours:
             raise DataError(
-                f"the features are of images on background {background}, and queries would be on "
-                f"{facts.get('background')}: backbone, _ = backbone.matched(*search.splits)"
+                f"the features are of images on background {ours}, and queries would be on "
+                f"{theirs}: backbone, _ = backbone.matched(*search.splits)"
             )
 
     def __repr__(self) -> str:

@@ -1,10 +1,9 @@
 """A gallery's file for the commands: opened with its model, changed by one process at a time."""
 
-import json
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sslpipe.cli.terminal import encode_readable, say
 from sslpipe.errors import DataError, UserError, counted, one_line
@@ -44,12 +43,6 @@ def _folder_of(gallery: Path) -> Path:
     return Path(os.path.realpath(gallery)).parent
 
 
-def _made_with(backbone: "FrozenBackbone") -> dict[str, Any]:
-    """Return what decides the embeddings, such as weights and view, as a gallery's file has it."""
-    facts: dict[str, Any] = json.loads(json.dumps(backbone.network_facts))
-    return facts
-
-
 def _new(
     backbone: "FrozenBackbone", embeddings: "Tensor", names: list[str], flatten: bool | None
 ) -> "Gallery":
@@ -68,7 +61,7 @@ def _new(
         rows = Embeddings(embeddings, numbered(names), torch.arange(len(names)))
         flattening, form = fit_flattening(rows, by_labels=True, say=say)
     say(f"features {form}" + "; --no-flatten: as they are" * (flattening is not None))
-    metadata = _made_with(backbone)
+    metadata = backbone.network_facts
     if flattening is not None:
         metadata[FLATTENED] = form
     return Gallery(embeddings.shape[1], metadata=metadata, flattening=flattening)
@@ -84,8 +77,8 @@ def open_gallery(path: Path, backbone: "FrozenBackbone", flatten: bool | None = 
             f"{path} does not say which model made it; enrol into a new file, or in Python begin "
             "with Gallery(backbone.num_features, metadata=backbone.network_facts)"
         )
-    ours = _made_with(backbone)
-    deciding = (*COMPARED, "background")
+    ours = backbone.network_facts
+    deciding = (*COMPARED, "image")
     others = [key for key in deciding if book.metadata.get(key) != ours.get(key)]
     if others:
         raise UserError(

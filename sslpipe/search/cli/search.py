@@ -70,8 +70,18 @@ def search(
     and --data.
     """
     inputs.check_model(model)
-    files = _feature_files(features)
-    places = _data_of_files(data or [], len(files))
+    # a file, whose name may have a comma, or several
+    names = [features] if Path(features).exists() else features.split(",")
+    files = [Path(name.strip()) for name in names]
+    inputs.check_features(files)
+    # the data set of each; [] where none is named
+    places = data or []
+    if len(places) not in (0, 1, len(files)):
+        raise UserError(f"--data names {len(places)} data sets for {len(files)} files of features")
+    for place in places:
+        inputs.open_data(place)
+    if len(places) == 1:
+        places = places * len(files)
     if model is None:
         _check_vectors(images, features)
     else:
@@ -108,23 +118,6 @@ def search(
 
         write_atomically(out, search_page(search, [*map(Path, queries)], answers))
         say(f"{out}: open it in a browser")
-
-
-def _feature_files(features: str) -> list[Path]:
-    """Return the files that are named, joined by commas; a name may have a comma itself."""
-    names = [features] if Path(features).exists() else features.split(",")
-    files = [Path(name.strip()) for name in names]
-    inputs.check_features(files)
-    return files
-
-
-def _data_of_files(named: list[str], files: int) -> list[str]:
-    """Return the data set of each file, of those that --data names; [] where it names none."""
-    if len(named) not in (0, 1, files):
-        raise UserError(f"--data names {len(named)} data sets for {files} files of features")
-    for place in named:
-        inputs.open_data(place)
-    return named * files if len(named) == 1 else named
 
 
 def _check_vectors(files: list[Path], features: str) -> None:
