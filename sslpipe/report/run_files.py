@@ -3,16 +3,16 @@
 import io
 import re
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
 from PIL import Image
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sslpipe.errors import UserError
 from sslpipe.evaluation.suite_file import read_suite
-from sslpipe.files import Finite, Stored, Tree, read_lines
+from sslpipe.files import Finite, Tree, read_lines
 from sslpipe.run.checkpoint_files import BestEntry
-from sslpipe.run.description import DataDescription, RunDescription, read_description
+from sslpipe.run.description import read_description
 from sslpipe.run.log import NumbersLine, QuarantineLine, read_metrics, unreadable_lines
 from sslpipe.run.status import newest_best, saved_step
 from sslpipe.run.trackers import without_secrets
@@ -25,46 +25,6 @@ _QUERY = re.compile(r"(\w+://[^\s?#'\"]+)[?#][^\s'\",]*")  # where signed URLs c
 _FOLDERS = re.compile(
     r"(?<![\w.:/~…-])(?:~?/|[A-Za-z]:[\\/])(?:[^\s/\\'\",;:<>]+[/\\])+(?=[^\s/\\])"
 )
-
-
-class _Part(Stored):
-    """A section of recipe.json that names a part."""
-
-    kind: str
-
-
-class _Data(Stored):
-    """[data] of a recipe.json, in part."""
-
-    split: str
-    batch_size: int | None = None
-    holdout: int = 0
-
-
-class _Sampler(Stored):
-    """[sampler] of a fine-tuning's recipe.json."""
-
-    classes_per_batch: int
-    images_per_class: int
-    random_images: int
-
-
-class _Recipe(Stored):
-    """What the page computes with, of a recipe.json."""
-
-    name: str
-    steps: int
-    backbone: _Part
-    loss: _Part
-    augment: _Part
-    data: _Data
-    sampler: _Sampler | None = None
-
-    @model_validator(mode="after")
-    def _has_a_batch(self) -> Self:
-        if self.sampler is None and self.data.batch_size is None:
-            raise ValueError("data.batch_size is missing")
-        return self
 
 
 class _TrainLine(NumbersLine):
@@ -158,14 +118,9 @@ class RunFiles(NamedTuple):
 
 def read_run(run_dir: Path) -> RunFiles:
     """Read what a report needs. Raises: UserError: it is no run, or a file is not readable."""
-    # what every run has: it is shown whole; what the page computes with is checked
-    read_description(run_dir, "recipe.json", _Recipe)
-    read_description(run_dir, "data.json", DataDescription)
-    read_description(run_dir, "run.json", RunDescription)
     recipe = read_description(run_dir, "recipe.json", Tree)
     data = read_description(run_dir, "data.json", Tree)
     environment = read_description(run_dir, "run.json", Tree)
-    # what it may have
     eval_json = run_dir / "eval.json"
     evaluation = read_suite(eval_json) if eval_json.exists() else None
     classes = evaluation["facts"].get("classes") if evaluation else None
