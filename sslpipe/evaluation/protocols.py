@@ -132,11 +132,13 @@ class Protocols:
         plain: Pair,
         progress: Progress,
         *,
+        title: str,
         use_up: bool,
     ) -> list[Measured]:
         """Measure a set, plain and flattened, by the power that `choose_power` finds on train.
 
-        With `use_up` the plain features are not needed later: they are flattened in place.
+        `title` is what `progress` calls it. With `use_up` the plain features are not needed later:
+        they are flattened in place.
         """
         columns = self.columns()
         results: list[Measured] = []
@@ -148,7 +150,7 @@ class Protocols:
                 shown = column if column in columns else None
                 results.append(Measured(name, power, shown, result))
 
-        with progress(f"evaluate {name}", len(parts) + len(flattened)) as advance:
+        with progress(f"evaluate {title}", len(parts) + len(flattened)) as advance:
             train, test = plain
             for part in parts:
                 measure(part, train, test, None)

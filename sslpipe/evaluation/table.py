@@ -63,6 +63,7 @@ def run_suite(
     facts: dict[str, Any],
     others: Others = Others(),
     *,
+    known_as: str | None = None,
     not_measured: Sequence[str] = (),
     leaks: Leaks | None = None,
     device: torch.device | str = "cpu",
@@ -80,6 +81,7 @@ def run_suite(
             are flattened in place.
         facts: Where the features come from, plain values.
         others: Which of the sets are other networks'.
+        known_as: What `say` and `progress` call the first set; None: by its name.
         not_measured: Sentences on what else could have been; what makes a set may add some.
         leaks: Without these test samples each number of the table is given, too; None: not checked.
         device: Where the features are searched, if it has float64; they are moved there.
@@ -103,6 +105,7 @@ def run_suite(
         ready,
         protocols,
         start=others.start,
+        known_as=known_as,
         device=device,
         say=say,
         progress=progress,
@@ -166,6 +169,7 @@ def _measure_sets(
     protocols: Protocols,
     *,
     start: str | None,
+    known_as: str | None,
     device: torch.device | str,
     say: Callable[[str], None],
     progress: Progress,
@@ -176,6 +180,7 @@ def _measure_sets(
     labelled samples only; the other arguments are as in `run_suite`.
     """
     first = next(iter(ready))
+    titles = {name: name for name in sets} | {first: known_as or first}
     found = _Found()
 
     def measure(name: str, source: Pair | Callable[[], Pair]) -> list[Measured]:
@@ -189,7 +194,7 @@ def _measure_sets(
         if name == start:
             rows = pair[1].features
             found.start_uniformity = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
-        return protocols.measure(name, pair, progress, use_up=callable(source))
+        return protocols.measure(name, pair, progress, title=titles[name], use_up=callable(source))
 
     try:
         for name, source in sets.items():
@@ -204,7 +209,7 @@ def _measure_sets(
             raise
         missed = (name for name in sets if name not in {*found.by_set, *found.incomplete})
         found.incomplete |= dict.fromkeys(missed, "interrupted")
-        say(f"interrupted; kept: {', '.join(found.by_set)}")
+        say(f"interrupted; kept: {', '.join(titles[name] for name in found.by_set)}")
     return found
 
 

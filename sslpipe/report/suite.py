@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -148,17 +147,25 @@ def suite(
         say(chosen)
     others, not_compared = load_compared(compared, folder, backbone, {"ssl", *BASELINES})
     backbone, (train, test) = backbone.matched(rows, queries)
+    known_as = own_name(backbone.config.facts, ("ssl", *BASELINES, *(o.name for o in others)))
     # features, the most wanted first: what is interrupted has these
     by_turn = sorted(others, key=lambda other: not other.is_start)
     metadata = {"seed": SEED, **model_metadata(backbone, (train, test), by_turn)}
     embedder = Embedder(train=train, test=test, options=options, say=say, progress=progress)
     not_measured = seen_in_training(backbone.config.facts, test)
-    sets = embed_sets(folder, backbone, by_turn, embedder, left_out=not_measured)
+    view = backbone.view
+    saved = {} if folder is None else embedder.kept(folder, backbone)
+    sets: Sets = {"ssl": embedder.embed(known_as, backbone.backbone, view, saved)}
+    # what it has to beat: each is embedded when its turn comes
+    quiet = embedder.quiet
+    for other in by_turn:
+        sets[other.name] = partial(quiet.embed_other, other)
+    sets["random"] = partial(quiet.embed_untrained, backbone.config, view)
+    sets["pixels"] = partial(quiet.pixels, view, not_measured)
     leaks = find_leaks(sets, embedder) if leakage else None
     if not baselines:
         for name in BASELINES:
             del sets[name]
-    known_as = own_name(metadata, [*sets])
     # the numbers
     measured = run_suite(
         sets,
@@ -168,11 +175,12 @@ def suite(
             start=next((other.name for other in others if other.is_start), None),
             missing=not_compared,
         ),
+        known_as=known_as,
         not_measured=not_measured,
         leaks=leaks,
         device=options.device,
-        say=lambda text: say(renamed(text, known_as)),
-        progress=lambda title, total: progress(renamed(title, known_as), total),
+        say=say,
+        progress=progress,
     )
     report = SuiteReport(parse_object(json_text(measured)))  # as a reader of the file has it
     if out is not None:
@@ -199,11 +207,6 @@ def copy_to_trackers(model: Path, report: dict[str, Any], say: Say) -> None:
         step=report["facts"]["step"],
         warn=lambda text: say(f"warning: {text}"),
     )
-
-
-def renamed(text: str, own: str) -> str:
-    """Put the model's own name into a line of the suite."""
-    return re.sub(r"(?<![\w.-])ssl(?![\w.-])", lambda found: own, text)
 
 
 @dataclass(frozen=True)
@@ -286,31 +289,6 @@ class Embedder:
                 known[split.name] = rows
                 self.say(f"{split.name}: {'written to' if new else 'read from'} {file}")
         return known
-
-
-def embed_sets(
-    run_dir: Path | None,
-    backbone: FrozenBackbone,
-    others: Sequence[Other],
-    embedder: Embedder,
-    *,
-    left_out: list[str],
-) -> Sets:
-    """Embed by a model; what it has to beat and other networks when their turn comes.
-
-    `left_out` gets a sentence on pixels that are too many.
-    """
-    config = backbone.config
-    view = backbone.view
-    known_as = own_name(config.facts, ("ssl", *BASELINES, *(other.name for other in others)))
-    saved = {} if run_dir is None else embedder.kept(run_dir, backbone)
-    sets: Sets = {"ssl": embedder.embed(known_as, backbone.backbone, view, saved)}
-    quiet = embedder.quiet
-    for other in others:
-        sets[other.name] = partial(quiet.embed_other, other)
-    sets["random"] = partial(quiet.embed_untrained, config, view)
-    sets["pixels"] = partial(quiet.pixels, view, left_out)
-    return sets
 
 
 def find_leaks(sets: Sets, embedder: Embedder) -> Leaks | None:
