@@ -154,6 +154,8 @@ def _next_alone(evaluation: Mapping[str, Any]) -> str:
         return _FINISH
     if evaluation.get("incomplete"):
         return "run the same command again, for the rest"
+    if evaluation["facts"].get("step") == 0:
+        return "train longer, or by other settings: these are the weights that the run began with"
     return for_caller("compare with weights that you could use instead, by --against SOURCE")
 
 

@@ -123,6 +123,12 @@ def test_without_anything_beside_it_the_number_stands_alone_and_says_so():
     assert "not known" in advise(evaluation()).answer
 
 
+def test_weights_that_are_their_own_start_are_not_to_be_compared_with_it_again():
+    kept = {"step": 0, "steps": 10, "checkpoint": "step-0"}
+    for rows in ([row("ssl", 0.9)], [row("ssl", 0.9), row("random", 0.5)]):
+        assert advise(evaluation(*rows, **kept)).next_step.startswith("Train longer")
+
+
 def against_random(column, whitened, difference, half, p):
     return {
         "features": "ssl", "baseline": "random", "column": column, "whitened": whitened,
