@@ -27,6 +27,7 @@ from sslpipe.search.ranking import (
     FEW_LABELLED,
     Ranked,
     best_single,
+    is_better,
     is_clear,
     side_by_side,
 )
@@ -128,7 +129,7 @@ def answer(
 
 def _advice(first: Ranked, best: Ranked, plain: Ranked, others: str, few: int | None) -> str:
     """Return which row to use, and why."""
-    if best is not first and best is not plain:
+    if best is not plain and (best is not first or not is_better(best)):
         return (
             f"Use {best.name}: {few} labelled images are too few to choose by, and of fewer than "
             f"{FEW_LABELLED} one network at two sizes has been the better guess, docs/graded.md."

@@ -224,6 +224,11 @@ def best_single(ranked: Sequence[Ranked]) -> Ranked:
     return next(row for row in ranked if len(row.parts) == 1 and row.power is None)
 
 
+def is_better(row: Ranked) -> bool:
+    """Return whether a row is better than the best single network, as it is printed: in points."""
+    return round(100 * row.more[CHOSEN_BY].value, 1) > 0
+
+
 def is_clear(row: Ranked) -> bool:
     """Return whether a row differs clearly from the best single network, all rows considered."""
     return row.p <= 0.05 and excludes_zero(row.more[CHOSEN_BY].interval95)
@@ -246,14 +251,13 @@ def to_use(ranked: Sequence[Ranked], two_sizes: Collection[Names] = ()) -> Ranke
     usual = [r for r in ranked if r.parts in two_sizes and r.power == UNLABELLED_POWER]
     if not first.values:
         return usual[0] if usual else first
-    better = first.more[CHOSEN_BY].value > 0
-    if better and is_clear(first):
+    if is_better(first) and is_clear(first):
         return first
     (single,) = best_single(ranked).parts
     for row in usual:
         if single in row.parts:
             return row
-    return first if better else best_single(ranked)
+    return first if is_better(first) else best_single(ranked)
 
 
 def best_forms(ranked: Sequence[Ranked]) -> list[int]:

@@ -322,6 +322,7 @@ OTHER = ranked_row(("a", "A"), 1.0, 0.3, 0.02, low=-0.1)
         (ranked_row(("a", "b"), 0.5, 0.6, 0.1, low=-0.05), "first", SIZES),
         # first on the classes that chose, and no better or clearly worse on the others
         (ranked_row(("a", "b"), 0.5, 0.6, -0.1, low=-0.3), PLAIN, SIZES),
+        (ranked_row(("a", "b"), 0.5, 0.6, 0.0004, low=-0.3), PLAIN, SIZES),  # printed as +0.0
         (ranked_row(("a", "b"), 0.5, 0.6, -0.1, low=-0.15, p=0.01), PLAIN, SIZES),
     ],
 )
@@ -392,3 +393,13 @@ def test_an_interval_above_zero_that_is_not_clear_says_why(low, by_all_rows):
     said = pages._advice(best, best, plain, "9 classes", None)
     assert "not clearly" in said
     assert ("compared at once" in said) == by_all_rows
+
+
+@pytest.mark.parametrize("more", [0.0004, -0.1])
+def test_few_labels_and_no_gain_are_not_called_better(more):
+    sizes = ranked_row(("a", "A"), 0.25, 0.6, more, low=-0.3)  # first, and the usual guess
+    ranked = [sizes, PLAIN]
+    best = to_use(ranked, [("a", "A")])
+    assert best is sizes
+    said = pages._advice(sizes, best, PLAIN, "9 classes", 80)
+    assert said.startswith(f"Use {sizes.name}: 80 labelled images are too few to choose by")
