@@ -15,7 +15,7 @@ from torch import Tensor
 from sslpipe.arguments import checked
 from sslpipe.errors import DataError, shown
 from sslpipe.evaluation.clustering import clusters
-from sslpipe.evaluation.embed import Embeddings, check_finite_rows
+from sslpipe.evaluation.embed import Embeddings, SplitEmbeddings, check_finite_rows
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe as probe_rows
@@ -226,6 +226,14 @@ def _pair(
 
     Raises: DataError.
     """
+    if isinstance(bank_labels, SplitEmbeddings) and isinstance(query_labels, SplitEmbeddings):
+        from sslpipe.evaluation.vectors import Features, alike  # which takes arrays, too
+
+        # numbers of two data sets may mean other classes
+        opened = [Features(rows, dict(rows.facts)) for rows in (bank_labels, query_labels)]
+        bank_labels, query_labels = (
+            each.rows for each in alike(opened, [f"{side}_labels" for side in sides])
+        )
     bank_numbers = _labels_of(bank_labels, f"{sides[0]}_labels")
     query_numbers = _labels_of(query_labels, f"{sides[1]}_labels")
     names: list[str] = []

@@ -12,7 +12,7 @@ from sklearn.metrics import normalized_mutual_info_score, roc_auc_score
 import sslpipe
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.arrays import embeddings_from_arrays
-from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed import Embeddings, SplitEmbeddings
 from sslpipe.evaluation.few_shot import few_shot_knn
 
 
@@ -187,6 +187,20 @@ def test_embeddings_bring_their_labels():
     train, test = sides
     assert sslpipe.knn(train, train, test, test) == sslpipe.knn(*TRAIN, *TEST)
     assert sslpipe.retrieval(test, test) == sslpipe.retrieval(*TEST)
+
+
+def test_embeddings_of_two_data_sets_are_compared_by_the_names_of_their_classes():
+    train, test = (
+        Embeddings(torch.tensor(rows), torch.tensor(labels), torch.arange(len(rows)))
+        for rows, labels in (TRAIN, TEST)
+    )
+    names = [f"c{number}" for number in range(4)]
+    other = test._replace(labels=len(names) - 1 - test.labels)  # numbered from the other end
+    ours = SplitEmbeddings.of(train, {"classes": names})
+    theirs = SplitEmbeddings.of(other, {"classes": names[::-1]})
+    assert sslpipe.knn(ours, ours, theirs, theirs) == sslpipe.knn(*TRAIN, *TEST)
+    with pytest.raises(DataError, match="train_labels have names and those"):
+        sslpipe.knn(ours, ours, other, SplitEmbeddings.of(other, {"data_sha256": "of another"}))
 
 
 def test_several_results_are_shown_a_line_each_and_a_wrong_metric_gives_the_nearest():
