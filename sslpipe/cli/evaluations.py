@@ -37,6 +37,7 @@ from sslpipe.evaluation.embed import check_embeddings
 from sslpipe.evaluation.feature_files import CLASSES, check_comparable
 from sslpipe.evaluation.features import check_one_split
 from sslpipe.evaluation.groups import GroupCodes, group_codes
+from sslpipe.evaluation.knn import check_apart
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.suite_file import form_name
 from sslpipe.evaluation.vectors import Features, alike, open_features
@@ -45,6 +46,7 @@ from sslpipe.files import write_json
 
 SHARE_THE_BANK = ("few-shot", "knn")
 LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear")
+COLUMNS = ("exclude_same", "cross")  # options by which a query may not find its own row
 
 _OPTIONS = {  # of the arguments of our own evaluations; the others keep their defaults
     "clusters": (),
@@ -170,6 +172,8 @@ def _measure(
             options[key] = _codes((train, test), key, column)
     bank = train.rows
     queries = test.rows
+    if name in (*LEARNS_FROM_TRAIN, "retrieval") and not any(options.get(c) for c in COLUMNS):
+        check_apart(bank, queries, exclude_same_id=options.get("exclude_same_id", False))
     power = files.whiten_power
     if power is not None:
         bank, queries = whiten(bank, queries, power=power)

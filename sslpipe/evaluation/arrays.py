@@ -17,7 +17,7 @@ from sslpipe.errors import DataError, shown
 from sslpipe.evaluation.clustering import clusters
 from sslpipe.evaluation.embed import Embeddings, SplitEmbeddings, check_finite_rows
 from sslpipe.evaluation.few_shot import few_shot_knn
-from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, knn_results
+from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, check_apart, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe as probe_rows
 from sslpipe.evaluation.neighbours import Search, usual_k
 from sslpipe.evaluation.result import Result, Results
@@ -253,6 +253,7 @@ def _pair(
             f"{sides[0]}_features have {bank.features.shape[1]} columns and {sides[1]}_features "
             f"{queries.features.shape[1]}; take both from one backbone"
         )
+    check_apart(bank, queries)
     return bank, queries.to(bank.features.device), names
 
 

@@ -122,6 +122,26 @@ def check_classes(bank: Embeddings, queries: Embeddings) -> None:
         )
 
 
+def check_apart(bank: Embeddings, queries: Embeddings, *, exclude_same_id: bool = False) -> None:
+    """Raise DataError where every query is a row of the bank, too, and would find itself.
+
+    With `exclude_same_id`: where it would do so under another id.
+    """
+    rows = [hash(row.tobytes()) for row in bank.features.cpu().numpy()]
+    wanted = [hash(row.tobytes()) for row in queries.features.cpu().numpy()]
+    if len({*wanted}) == 1 or not {*wanted} <= {*rows}:  # one: of a network that collapsed
+        return
+    of_id = dict(zip(bank.ids.tolist(), rows, strict=True))
+    own = zip(queries.ids.tolist(), wanted, strict=True)
+    if not exclude_same_id or not any(of_id.get(number) == row for number, row in own):
+        raise DataError(
+            f"each of the {len(wanted):,} queries is a row of the bank, too, and would find "
+            "itself; leave these rows out of the bank, or search one set in itself: of arrays by "
+            "`retrieval` of the gallery alone, of files by `--exclude-same-id`, with `ids` in both "
+            "that number rows alike"
+        )
+
+
 def _vote(
     neighbours: Neighbours, labels: Tensor, k: int, temperature: float, vote: Vote
 ) -> NDArray[np.int64]:

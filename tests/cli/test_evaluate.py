@@ -600,3 +600,24 @@ def test_two_files_that_were_not_made_alike_are_refused_with_the_key_that_differ
         refused(evaluate_tool, ["knn", train, test], f"differ in {key}")
     for name in ("knn", "linear"):
         refused(evaluate_tool, [name, train, train], "both files are of split 'train'")
+
+
+def test_rows_that_files_of_another_program_number_apart_would_find_themselves(files, tmp_path):
+    """Without ids the rows of a part are 0, 1, ..., and of `--exclude-same-id` other ones."""
+    _, rows = files
+    labels = rows[0].labels.numpy()
+    features = rows[0].features.numpy()
+    some = slice(3, 20)
+    whole = str(tmp_path / "whole.npz")
+    part = str(tmp_path / "part.npz")
+    alike = str(tmp_path / "alike.npz")
+    np.savez(whole, features=features, labels=labels)
+    np.savez(part, features=features[some], labels=labels[some])
+    ids = np.arange(len(labels))
+    np.savez(alike, features=features[some], labels=labels[some], ids=ids[some])
+    for words in (["knn", whole, whole], ["linear", whole, part], ["retrieval", whole, part]):
+        refused(evaluate_tool, words, "would find itself")
+    itself = ["--exclude-same-id"]
+    refused(evaluate_tool, ["retrieval", whole, part, *itself], "`ids` in both that number rows")
+    for searched in (whole, alike):
+        call(evaluate_tool, "retrieval", whole, searched, "--k", "1", *itself)

@@ -89,8 +89,6 @@ def test_a_split_searched_in_itself_excludes_the_query_by_its_global_id():
     actual = retrieval_per_query(data, shuffled, k=(1, 5), exclude_same_id=True)
     pairs = [(i, i) for i in data.ids.tolist()]
     assert_equals_loops(actual, data, shuffled, (1, 5), removed=pairs)
-    with pytest.raises(DataError, match="each would find itself"):
-        retrieval_per_query(data, data)
 
 
 def test_queries_without_a_match_are_counted_and_skipped():
