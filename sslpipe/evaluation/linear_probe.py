@@ -159,5 +159,5 @@ def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:
 def standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
     """Compute each column's mean and spread, (F,) float32; a constant column has spread 1."""
     spread, mean = torch.std_mean(features.double(), dim=0, correction=0)
-    constant = spread <= 1e-7 * (mean.abs() + 1)
+    constant = spread <= 1e-7 * (mean.abs() + spread.max())  # of any scale: rounding of float32
     return mean.float(), torch.where(constant, torch.ones_like(spread), spread).float()

@@ -118,12 +118,13 @@ def test_the_held_out_part_is_stratified_and_the_same_for_every_order_of_rows():
     assert not torch.equal(held, holdout_rows(train, 0.2, seed=2))
 
 
-def test_constant_features_and_their_scale_do_no_harm():
+@pytest.mark.parametrize("scale", [1e3, 1e-9, 1e-30])
+def test_constant_features_and_their_scale_do_no_harm(scale):
     train, test = random_rows(300, 6, 3, seed=8), random_rows(100, 6, 3, seed=9)
 
     def widened(data):
-        constant = torch.full((len(data.ids), 1), 1e4)
-        return data._replace(features=torch.cat([data.features * 1e3, constant], 1))
+        constant = torch.full((len(data.ids), 1), 10 * scale)
+        return data._replace(features=torch.cat([data.features * scale, constant], 1))
 
     (plain,), (wide,) = linear_probe(train, test), linear_probe(widened(train), widened(test))
     assert plain.value == wide.value
