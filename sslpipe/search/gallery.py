@@ -231,7 +231,14 @@ class Gallery:
             strangers: (Q, D) embeddings of identities that are not in the gallery.
             far: False accept rate, in 0..1.
         """
-        scores = torch.tensor([matches[0].score for matches in self.rank(strangers)])
+        nearest_names = [matches[0] for matches in self.rank(strangers)]
+        scores = torch.tensor([match.score for match in nearest_names])
+        place = int(scores.argmax())
+        if scores[place] >= SAME:
+            raise UserError(
+                f"strangers[{place}] is an enrolled image of {nearest_names[place].name!r}, or a "
+                "copy: give images of people who are not enrolled"
+            )
         self.threshold = threshold_at(scores, far)
         self.metadata["calibration"] = {"names": len(self), "strangers": len(scores), "far": far}
         return self.threshold
@@ -325,7 +332,9 @@ def as_rows(embeddings: object, name: str) -> Tensor:
     Raises:
         UserError: They are something else.
     """
-    rows = torch.from_numpy(embeddings) if isinstance(embeddings, np.ndarray) else embeddings
+    rows = embeddings
+    if isinstance(rows, np.ndarray):
+        rows = torch.from_numpy(np.require(rows, requirements=["C", "W"]))
     if not isinstance(rows, Tensor) or not rows.is_floating_point() or rows.ndim not in (1, 2):
         kind = type(embeddings).__name__
         has = f" {rows.dtype} {tuple(rows.shape)}" if isinstance(rows, Tensor) else ""

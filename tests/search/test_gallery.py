@@ -311,6 +311,10 @@ def test_mistakes_are_one_error_that_says_what_to_do(tmp_path):
         (lambda: gallery.add("x", torch.ones(2, DIM, dtype=torch.int64)), "int64 .*not floats"),
         (lambda: gallery.rank("a.jpg"), r"a str, not floats .*encode\(images\)"),
         (lambda: gallery.calibrate(some(2), "low"), "far = 'low' is not a number"),
+        (
+            lambda: gallery.calibrate(2 * gallery.embeddings("person 4"), 0.1),
+            r"strangers\[0\] is an enrolled image of 'person 4'.*people who are not enrolled",
+        ),
         (lambda: gallery.rank(zero), "embedding 1 is all zeros"),
         (lambda: gallery.enrol(["b", "d"], zero), r"embedding 1 \('d'\) is all zeros"),
         (lambda: similarity(*zero), "'second'"),
@@ -339,6 +343,7 @@ def test_arrays_of_numpy_and_of_half_precision_are_embeddings_and_it_shows_what_
     ours.enrol(["a", "b", "c"], rows[:3])
     theirs.enrol(["a", "b", "c"], rows[:3].double().numpy())
     assert ours.rank(rows[3:]) == theirs.rank(rows[3:].numpy())
+    assert ours.rank(rows[3:]) == theirs.rank(rows.numpy()[:2:-1])[::-1]  # of negative strides
     assert ours.rank(rows[3:].half())[0][0].name == ours.rank(rows[3:])[0][0].name
     assert repr(ours) == f"Gallery(3 names of 3 embeddings ({DIM},); no threshold)"
     ours.calibrate(rows[3:].numpy(), far=0)
