@@ -148,7 +148,8 @@ def retrieval(
         "MRR"; `sslpipe.evaluation.retrieval` defines them.
 
     Raises:
-        DataError: As in `knn`; or k is beyond the gallery, or no query has a match.
+        DataError: As in `knn`; or k is beyond the gallery, no query has a match, or all queries are
+            rows of the gallery.
     """
     if (query_features is None) != (query_labels is None):
         raise DataError("give query_features and query_labels, or neither: the gallery searches")
@@ -159,6 +160,7 @@ def retrieval(
         gallery, queries, _ = _pair(
             gallery_features, gallery_labels, query_features, query_labels, sides=sides
         )
+        check_apart(gallery, queries)
     results = search_rows(gallery, queries, k=k, exclude_same_id=queries is gallery)
     return Results({result.metric: result for result in results})
 
@@ -253,7 +255,6 @@ def _pair(
             f"{sides[0]}_features have {bank.features.shape[1]} columns and {sides[1]}_features "
             f"{queries.features.shape[1]}; take both from one backbone"
         )
-    check_apart(bank, queries)
     return bank, queries.to(bank.features.device), names
 
 
