@@ -68,6 +68,7 @@ def test_the_second_view_shows_the_partner_and_masks_know_it(index):
             assert np.array_equal(shown(batch, row), picture(partner, px))
             assert partner not in without
             assert batch.pairs.labels[row].tolist() == [own % 4, partner % 4]
+            assert bool(batch.pairs.lonely[row]) == (partner == own)
             if partner != own:
                 assert ICON[own] == ICON[partner] is not None
                 paired += 1
