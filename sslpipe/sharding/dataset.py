@@ -21,7 +21,7 @@ from sslpipe.sharding.in_memory import Rows, are_rows, reader_of
 from sslpipe.sharding.index_tars import Indexed, check_columns, find_tars, index_folder
 from sslpipe.sharding.join_tars import Joined, join_folders
 from sslpipe.sharding.readers import SOURCES
-from sslpipe.sharding.sources import SourceOptions, SourceReader, class_names
+from sslpipe.sharding.sources import SourceOptions, SourceReader, class_names, distinct_names
 from sslpipe.sharding.verify import Fault, verify_columns, verify_shard
 from sslpipe.sharding.writer import Cut, Layout
 
@@ -232,7 +232,7 @@ def index_tars(
     if out is None and len(listed) > 1:
         raise DataError("several folders become one data set in a folder that --out names")
     target = Path(listed[0] if out is None else out)
-    names = tuple(classes) if isinstance(classes, list | tuple) else ()
+    names = distinct_names(classes) if isinstance(classes, list | tuple) else ()
     if isinstance(classes, str | Path):
         names = class_names(Path(classes))
     fields = joined(columns)

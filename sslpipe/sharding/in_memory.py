@@ -21,6 +21,7 @@ from sslpipe.sharding.sources import (
     SourceOptions,
     SourceReader,
     chosen_splits,
+    distinct_names,
     merged_classes,
     number_labels,
 )
@@ -82,8 +83,7 @@ def _images(split: str, rows: Rows, labelled: bool) -> Images:
     """Read every row once, for its class, its size and a hash of its contents."""
     read = _reader(split, rows)
     names = [f"{split}[{number}]" for number in range(len(rows))]
-    classes = getattr(rows, "classes", None)  # torchvision's datasets have their names there
-    known = None if classes is None else tuple(map(str, classes))
+    known = _known_classes(split, rows)
     labels: list[str | None] = []
     sizes = np.zeros(len(rows), np.int64)
     digests: list[bytes] = []
@@ -119,6 +119,27 @@ def _images(split: str, rows: Rows, labelled: bool) -> Images:
         doubts=merged_classes(labels),
         contents=hashlib.sha256(b"".join(digests)).hexdigest(),
     )
+
+
+def _known_classes(split: str, rows: Any) -> tuple[str, ...] | None:
+    """Return the names of numbered classes, where torchvision's datasets have them; None: nowhere.
+
+    A Subset, and a ConcatDataset, of such has those of its parts, which have to be the same.
+    """
+    if (classes := getattr(rows, "classes", None)) is not None:
+        return distinct_names([str(name) for name in classes])
+    parts: list[Any] = []
+    if type(rows).__module__.startswith("torch.utils.data"):  # others may number anew
+        parts = getattr(rows, "datasets", None) or [getattr(rows, "dataset", None)]
+    lists = [_known_classes(split, part) for part in parts]
+    known = {names for names in lists if names is not None}
+    if len(known) > 1:
+        raise DataError(
+            f"source[{split!r}] is put together of data sets whose classes are others: number 0 is "
+            f"{' and '.join(shown(names[0]) for names in sorted(known))}; give their names, as in "
+            "[(image, name), ...]"
+        )
+    return next(iter(known), None)
 
 
 def _reader(split: str, rows: Rows) -> Callable[[int], tuple[bytes, Any]]:
@@ -190,6 +211,8 @@ def _pixels_of(image: Image.Image) -> Any:
 
 def _class_text(label: Any, names: Sequence[Any] | None, row: str) -> str | None:
     if label is None or isinstance(label, str):
+        if label is not None and names is not None and label not in names:
+            raise DataError(f"{row} has the class {shown(label)}, which is none of its classes")
         return label
     try:
         number = index(label)  # an int, numpy's, or a tensor of one

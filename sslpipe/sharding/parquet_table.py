@@ -28,6 +28,7 @@ from sslpipe.sharding.sources import (
     Images,
     SourceOptions,
     chosen_splits,
+    distinct_names,
     merged_classes,
     number_labels,
     readable,
@@ -463,7 +464,7 @@ def _class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str,
     names = _get(feature, "names") or _get(_get(_get(feature, "dtype"), "class_label"), "names")
     if isinstance(names, dict) and all(key.isdecimal() and len(key) < 10 for key in names):
         names = [names[key] for key in sorted(names, key=int)]
-    return tuple(map(str, names)) if isinstance(names, list) else ()
+    return distinct_names([str(name) for name in names]) if isinstance(names, list) else ()
 
 
 def _get(tree: Any, key: str) -> Any:

@@ -6,6 +6,7 @@ To add a source: write a SourceReader, and a line in SOURCES (`sslpipe/sharding/
 import re
 import shlex
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -249,7 +250,15 @@ def class_names(path: Path) -> tuple[str, ...]:
         text = read_file(path, pipe=True).decode("utf-8-sig")  # Windows begins with a mark
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not a text: {error}; save it in UTF-8") from error
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
+    return distinct_names([line.strip() for line in text.splitlines() if line.strip()])
+
+
+def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Tell numbered classes of one name apart by their numbers, as ImageNet's two of "crane"."""
+    count = Counter(names)
+    return tuple(
+        f"{name} ({number})" if count[name] > 1 else name for number, name in enumerate(names)
+    )
 
 
 @contextmanager

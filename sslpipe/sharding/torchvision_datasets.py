@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.sharding.members import encode_png
-from sslpipe.sharding.sources import Images, SourceOptions, read_file, root_folder
+from sslpipe.sharding.sources import (
+    Images,
+    SourceOptions,
+    distinct_names,
+    read_file,
+    root_folder,
+)
 
 _LABEL_NAMES = ("targets", "labels", "_labels")  # torchvision's datasets do not agree on one
 
@@ -61,7 +67,9 @@ def _from_torchvision(
         labels=labels,
         sizes=np.full(len(dataset), first, np.int64),
         # texts, numbers, or synonyms, of which the first is taken
-        classes=tuple(str(name[0] if isinstance(name, tuple | list) else name) for name in names),
+        classes=distinct_names(
+            [str(name[0] if isinstance(name, tuple | list) else name) for name in names]
+        ),
         read=read,
     )
 

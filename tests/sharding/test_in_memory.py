@@ -107,6 +107,48 @@ def test_splits_are_named_and_test_can_be_cut(tmp_path):
     assert {**cut, **contents(tmp_path / "cut")} == expected(OF_LABELS)
 
 
+def test_parts_of_data_sets_have_their_classes_and_different_ones_are_refused(tmp_path):
+    """Number 0 of one ImageFolder is another class than number 0 of the next."""
+    parts = torch.utils.data.random_split(Labelled(), [8, 4])
+    for number, part in enumerate([*parts, parts[0] + parts[1]]):
+        sslpipe.build_dataset(tmp_path / str(number), part)
+    assert contents(tmp_path / "0") | contents(tmp_path / "1") == expected(OF_LABELS)
+    assert contents(tmp_path / "2") == expected(OF_LABELS)
+    other = Labelled()
+    other.classes = CLASSES[::-1]
+    with pytest.raises(DataError, match=r"source\['train'\] .* 'bee' and 'owl'.*\(image, name\)"):
+        sslpipe.build_dataset(tmp_path / "both", other + Labelled())
+
+
+@pytest.mark.promise(17)
+def test_numbered_classes_of_one_name_stay_two(tmp_path):
+    """As ImageNet's two of "crane", of which one is a bird; as names of memory, of a file."""
+    cranes = Labelled()
+    cranes.classes = ["crane", "ox", "crane"]
+    sslpipe.build_dataset(tmp_path / "set", cranes)
+    wanted = [("crane (0)", "ox", "crane (2)")[k] for k in LABELS]
+    assert contents(tmp_path / "set") == expected(wanted)
+    (tmp_path / "set" / "dataset.json").unlink()
+    (tmp_path / "names.txt").write_text("crane\nox\ncrane\n")
+    indexed = sslpipe.index_tars(tmp_path / "set", classes=tmp_path / "names.txt")
+    assert contents(tmp_path / "set") == expected(wanted)
+    assert indexed.report.splits["train"].unlabelled == 0
+
+
+class Named(Labelled):
+    """Its rows name classes, one of which `classes` lacks."""
+
+    classes = CLASSES[:2]
+
+    def __getitem__(self, number):
+        return Image.fromarray(PIXELS[number]), CLASSES[LABELS[number]]
+
+
+def test_a_name_that_is_none_of_the_classes_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"train\[2\] has the class 'bee', which is none"):
+        sslpipe.build_dataset(tmp_path / "set", Named())
+
+
 def test_splits_may_have_classes_that_others_lack(tmp_path):
     """Identities that training never sees: neither split has the classes of the other."""
     pairs = list(zip(PIXELS, OF_LABELS, strict=True))
