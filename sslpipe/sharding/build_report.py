@@ -26,7 +26,7 @@ UNSEEN = "_unseen"  # ends the name of a split of classes that its split lacks
 MOST_NAMED = 3  # names in a line
 MOST_KINDS = 6  # such as suffixes, in a line
 MOST_LINES = 24  # of skipped, of images, of doubts: one screen
-_GAPS = frozenset(["nan", "none", "null", "<na>", "n/a"])  # in lower case
+GAPS = frozenset(["nan", "none", "null", "<na>", "n/a"])  # in lower case
 _BETWEEN = re.compile(r"[|;,]")  # labels in one cell
 _BESIDE = re.compile(r"^[\s\['\"({]+|[\s\]'\")}]+$")  # a label in a list of Python or JSON
 SHORTEST_NEAR = 4  # letters of the longer of two names that may be a slip of each other
@@ -264,7 +264,7 @@ def class_doubts(
     doubts = []
     # names
     doubts += _doubt("named like a split", names_like_splits(names))
-    gaps = [name for name in names if name.casefold() in _GAPS]
+    gaps = [name for name in names if name.casefold() in GAPS]
     doubts += _doubt(
         "named as programs write a gap", gaps, "; where these have no label, name none"
     )

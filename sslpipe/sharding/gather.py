@@ -24,6 +24,7 @@ from pyarrow import compute, types
 from sslpipe.data.columns import INTEGER, NO_VALUE, NUMBER, Kind, convert, kind_of, plain
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.files import Tree, parse_object
+from sslpipe.sharding.build_report import GAPS
 from sslpipe.sharding.columns import Columns, check_name
 from sslpipe.sharding.scan import Sample
 from sslpipe.sharding.sources import ColumnSpec, Images, Origin, SourceOptions, open_file, readable
@@ -310,8 +311,20 @@ def describe(columns: Mapping[str, Columns]) -> list[str]:
         missing = sum(cells.null_count for cells in cells_by_split)
         total = sum(map(len, cells_by_split))
         rest = f", missing in {missing:,} of {total:,} samples" if missing else ""
+        gaps = [gap for cells in cells_by_split for gap in _written_gaps(cells)]
+        if gaps:
+            rest += f"; {shown(gaps[0])} in {len(gaps):,} is a value like others, not a gap"
         lines.append(f"column {name}: {kind_of(cells_by_split[0])}{rest}")
     return lines
+
+
+def _written_gaps(cells: Any) -> list[str]:
+    """Return the texts of a column that mean that none is known; as groups they would be one."""
+    if not types.is_string(cells.type):
+        return []
+    is_gap = compute.is_in(compute.utf8_lower(cells), pa.array([*GAPS, "unknown"]))
+    found: list[str] = cells.filter(is_gap).to_pylist()
+    return found
 
 
 def _wanted(options: SourceOptions) -> list[ColumnSpec]:

@@ -87,6 +87,17 @@ def test_a_table_fills_columns(tmp_path):
     assert json.loads((out / "dataset.json").read_bytes())["schema_version"] == 2
 
 
+@pytest.mark.promise(17)
+def test_values_that_mean_none_is_known_are_said_as_they_would_be_one_group(tmp_path):
+    """20 patients whom a table calls "unknown" would be one, and each other's positives."""
+    options, out = write_csv(tmp_path / "in"), tmp_path / "out"
+    table = (tmp_path / "in" / "table.csv").read_text()
+    (tmp_path / "in" / "table.csv").write_text(table.replace('"p1"', "Unknown"))
+    built = write_shards(out, "csv", options, LAYOUT, cut=Cut(test_fraction=0.25))
+    said = "text, missing in 8 of 32 samples; 'Unknown' in 8 is a value like others, not a gap"
+    assert built.notes[0] == f"column patient: {said}"
+
+
 def test_bad_and_missing_images_take_their_values_along(tmp_path):
     options, out = write_csv(tmp_path / "in", bad=11), tmp_path / "out"
     (tmp_path / "in/5.png").unlink()
