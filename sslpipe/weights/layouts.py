@@ -31,6 +31,7 @@ MOST_PREFIX = 12  # parts of a prefix that are looked at
 # not evaluate: MoCo's key encoder, BYOL's target, DINO's student
 _TAKEN = frozenset(["teacher", "ema", "averaged", "average", "avg", "swa"])
 _COPIES = frozenset(["student", "momentum", "target", "k", "key", "m"])
+_OPTIMIZERS = frozenset(["optim", "optimizer", "optimizers"])  # have an average of each gradient
 # what solo-learn has beside its encoder, whose ResNets of small images have no max-pool
 _SOLO = frozenset(["projector", "classifier", "momentum_backbone", "momentum_encoder"])
 
@@ -57,7 +58,8 @@ class Checkpoint:
             for end in range(len(parts) + 1):
                 prefix = ".".join(parts[:end])
                 sizes[prefix] = sizes.get(prefix, 0) + tensor.numel()
-        return sorted((prefix for prefix in sizes if sizes[prefix] >= least), key=_rank)
+        large = [prefix for prefix in sizes if sizes[prefix] >= least]
+        return sorted((each for each in large if not _words(each) & _OPTIMIZERS), key=_rank)
 
 
 @dataclass(frozen=True)

@@ -247,6 +247,11 @@ def weights_file(folder: Path) -> Path:
             return folder / name
     if (folder / INDEX).is_file():
         raise WeightsError(_of_images(folder, f"is a data set of shards (it has {INDEX})"))
+    if (folder / "adapter_config.json").is_file():
+        raise WeightsError(
+            f"{folder} holds an adapter of PEFT, without its network: load both there, and save "
+            "model.merge_and_unload().save_pretrained(FOLDER)"
+        )
     for suffix in SUFFIXES:
         files = sorted(p for p in folder.glob(f"*{suffix}") if p.is_file())
         if len(files) > 1:

@@ -206,6 +206,13 @@ PROGRAMS = {
         *("state_dict_ema", True),
     ),
     "torchvision, averaged": (averaged, "model_ema", True),
+    "Megatron, gradients averaged": (
+        lambda online, momentum: {
+            "model": online.state_dict(),
+            "optimizer": {"exp_avg": momentum.state_dict()},
+        },
+        *("model", False),
+    ),
     "wrappers of training": (wrapped, "", False),
     "wrappers in the middle": (checkpointed, f"{EMPTY}model", False),
     "an export's weights alone": (

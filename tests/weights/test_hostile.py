@@ -260,7 +260,11 @@ def test_formats_that_hold_no_tensors_for_torch_are_named_with_what_reads_them(t
     np.savez(tmp_path / "jax.npz", cls=np.ones(3))
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "__0_0.distcp").touch()
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    save_file({"lora_A.weight": torch.zeros(2, 2)}, tmp_path / "lora/adapter_model.safetensors")
     for name, remedy in (
+        ("lora", "merge_and_unload"),
         ("model.pt2", "torch.export"),
         ("jax.npz", "checkpoint_path"),
         ("parts", "dcp_to_torch"),
