@@ -12,7 +12,7 @@ from sslpipe.arguments import Progress, silent
 from sslpipe.data.decode import pillow_remarks
 from sslpipe.data.holdout import CLASS
 from sslpipe.data.image_type import RGB8, hex_colour
-from sslpipe.data.index import PATH_COLUMN, Manifest
+from sslpipe.data.index import Manifest
 from sslpipe.errors import DataError
 from sslpipe.portable import one_at_a_time, write_atomically
 from sslpipe.sharding.arrays import MakeSamples, Samples
@@ -24,7 +24,6 @@ from sslpipe.sharding.build_report import (
     write_report,
 )
 from sslpipe.sharding.columns import (
-    Columns,
     check_kinds,
     save_columns,
     with_paths,
@@ -136,7 +135,11 @@ def write_shards(
             raise DataError(f"{out}: another build has named its classes; build again")
         _check_fits(manifest, splits, layout, samples.dtype)
         if overwrite:
-            manifest = _forget(out, manifest, [*splits])
+            kept = {key: own for key, own in manifest.splits.items() if key not in splits}
+            manifest = without_splits(manifest.model_copy(update={"splits": kept}), splits)
+            save_columns(out, manifest, {})
+            for key in splits:
+                forget_split(out, key)
         notes += _claim(out, manifest, plans)
         written: dict[str, WrittenSplit] = {}
         for plan in plans:
@@ -241,16 +244,6 @@ def _claim(out: Path, manifest: Manifest, plans: Sequence[SplitPlan]) -> list[st
     return notes
 
 
-def _forget(out: Path, manifest: Manifest, written: Sequence[str]) -> Manifest:
-    """Remove the splits that are to be written anew; returns the manifest without them."""
-    kept = {key: value for key, value in manifest.splits.items() if key not in written}
-    manifest = without_splits(manifest.model_copy(update={"splits": kept}), written)
-    save_columns(out, manifest, {})
-    for key in written:
-        forget_split(out, key)
-    return manifest
-
-
 # --- once all shards are there
 
 
@@ -269,7 +262,11 @@ def _write_index(
         of_split = written.get("train", next(iter(written.values())))
         statistics, measured = _statistics(out, of_split, window)
         fields |= statistics
-    columns = _with_paths({key: own.columns() for key, own in written.items()}, written, manifest)
+    columns = with_paths(
+        {key: own.columns() for key, own in written.items()},
+        {key: own.names() for key, own in written.items()},
+        manifest,
+    )
     return save_columns(out, manifest.model_copy(update=fields), columns), measured
 
 
@@ -286,23 +283,6 @@ def _statistics(
     measured = measure(tars, layout.arrays.channels, window)
     image = measured.image.read_as(layout.arrays.reading)
     return {"image": image, "mean": measured.mean, "std": measured.std}, measured.notes
-
-
-def _with_paths(
-    columns: Mapping[str, Columns], written: Mapping[str, WrittenSplit], manifest: Manifest
-) -> dict[str, Columns]:
-    """Add the column of paths to splits of files, unless there is a column of such a name."""
-    own = {name for table in columns.values() for name in table.column_names}
-    known = manifest.columns.get(PATH_COLUMN)
-    alike = {name for name in (*own, *manifest.columns) if name.lower() == PATH_COLUMN}
-    is_ours = PATH_COLUMN not in own and (known is None or known.kind == "text")
-    if not is_ours or not alike <= {PATH_COLUMN}:
-        return {**columns}
-    added = dict(columns)
-    for split, table in columns.items():
-        if names := written[split].names():
-            added[split] = with_paths(table, names)
-    return added
 
 
 def _report(

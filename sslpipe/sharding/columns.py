@@ -95,9 +95,27 @@ def find_groups(columns: Columns, name: str, option: str) -> NDArray[np.int64]:
         raise DataError(f"{option} {name!r}: {error}") from None
 
 
-def with_paths(columns: Columns, names: Sequence[str]) -> Columns:
-    """Return columns with that of the files that samples were built from."""
-    return side_by_side(columns, pa.table({PATH_COLUMN: pa.array(names, pa.string())}))
+def with_paths(
+    columns: Mapping[str, Columns], names: Mapping[str, Sequence[str] | None], manifest: Manifest
+) -> dict[str, Columns]:
+    """Add the column of the files that samples were built from, unless one has such a name.
+
+    Args:
+        columns: By split.
+        names: By split, of the files; None or (): they are no files.
+        manifest: Of the other splits.
+    """
+    read = {name for table in columns.values() for name in table.column_names}
+    known = manifest.columns.get(PATH_COLUMN)
+    alike = {name for name in (*read, *manifest.columns) if name.lower() == PATH_COLUMN}
+    is_ours = PATH_COLUMN not in read and (known is None or known.kind == "text")
+    added = dict(columns)
+    if is_ours and alike <= {PATH_COLUMN}:
+        for split, table in columns.items():
+            if own := names[split]:
+                paths = pa.table({PATH_COLUMN: pa.array(own, pa.string())})
+                added[split] = side_by_side(table, paths)
+    return added
 
 
 def to_json(columns: Columns, samples: int) -> list[bytes]:

@@ -1,6 +1,7 @@
 """Read a CSV file that lists images, a row an image; or a text file with a path a line."""
 
 import codecs
+import csv
 import io
 import os
 import re
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
-from pyarrow import csv, types
+from pyarrow import csv as arrow_csv
+from pyarrow import types
 
 from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError, shown
@@ -153,7 +155,7 @@ def frame_reader(frame: Frame) -> SourceReader:
             remedy = "make a text of each, as in frame[column].astype(str)"
             raise DataError(f"the DataFrame: {error.args[0]}; {remedy}") from error
         text = io.BytesIO()
-        csv.write_csv(_writable(table, options), text)
+        arrow_csv.write_csv(_writable(table, options), text)
         name = Path("the DataFrame")  # in messages
         return _read_text(options, name, options.root or Path(), text.getvalue())
 
@@ -235,11 +237,12 @@ def _read_cells(
     for column, option in wanted.items():
         check_column(path, column, columns, option)
     try:
-        table = csv.read_csv(
+        table = arrow_csv.read_csv(
             io.BytesIO(raw),
-            _in_one_block(raw),
-            csv.ParseOptions(delimiter=sign, newlines_in_values=True),
-            csv.ConvertOptions(
+            # one block: a cell may have any size; one thread: it counts rows for messages
+            arrow_csv.ReadOptions(block_size=len(raw) + 1, use_threads=False),
+            arrow_csv.ParseOptions(delimiter=sign, newlines_in_values=True),
+            arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(wanted, pa.string()), include_columns=list(wanted)
             ),
         )
@@ -268,16 +271,8 @@ def _delimiter(raw: bytes, image_column: str) -> str:
 
 def _header(raw: bytes, sign: str) -> list[str]:
     """Return the names of the columns between which stands this sign; [] where there are none."""
-    parse = csv.ParseOptions(
-        delimiter=sign, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
-    )
+    text = io.StringIO(raw.decode("utf-8-sig", errors="replace"), newline="")
     try:
-        names: list[str] = csv.read_csv(io.BytesIO(raw), _in_one_block(raw), parse).column_names
-    except ValueError:  # it is empty, or no UTF-8
+        return next((row for row in csv.reader(text, delimiter=sign) if row), [])
+    except csv.Error:  # a cell of many letters: no name
         return []
-    return names
-
-
-def _in_one_block(raw: bytes) -> csv.ReadOptions:
-    """So that a cell may have any size; and in one thread, which counts rows for messages."""
-    return csv.ReadOptions(block_size=len(raw) + 1, use_threads=False)

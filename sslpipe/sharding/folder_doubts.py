@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -64,73 +64,62 @@ def folder_doubts(
     images = [row for own in rows.values() for row in own]
     classes = {name for _, name in images if name is not None}
     places = sorted({path.parent for path, _ in images})
-    return [
-        *_empty_folders(root, classes, places, opened),
-        *_odd_classes(root, classes, len(places), len(rows)),
-        *_odd_levels(root, classes, places, split_level),
-    ]
+    doubts = []
 
-
-def _empty_folders(
-    root: Path, classes: set[str], places: Sequence[Path], opened: Sequence[Path]
-) -> Iterator[str]:
+    # folders beside the classes
     filled = {above for place in places for above in (place, *place.parents)}
     beside = {place.parent for place in filled if place.name in classes}
     empty = [each for each in opened if each.parent in beside and each not in filled]
     if empty:
-        yield (
+        doubts.append(
             f"{counted(len(empty), 'folder')} beside the classes without an image, such as "
             f"{shown(below(root, empty[0]))}"
         )
 
-
-def _odd_classes(root: Path, classes: set[str], folders: int, splits: int) -> Iterator[str]:
-    if len(classes) == 1 and folders > splits:
-        yield (
-            f"all images are of one class, {shown(min(classes))}; where the {folders:,} folders in "
-            "it are the classes, give it as --root"
+    # names of classes
+    if len(classes) == 1 and len(places) > len(rows):
+        doubts.append(
+            f"all images are of one class, {shown(min(classes))}; where the {len(places):,} "
+            "folders in it are the classes, give it as --root"
         )
     hardly = [name for name in classes if name.lower() in _HARDLY_CLASSES]
     if hardly:
-        yield (
+        doubts.append(
             f"folders that are hardly classes became some, such as {shown(min(hardly))}; give the "
             "folder that holds the classes as --root"
         )
     shards = [name for name in classes if (root / f"{name}_stats.json").is_file()]
     if shards:
-        yield (
+        doubts.append(
             f"folders of img2dataset, each a part of the images, became classes, such as "
             f"{shown(min(shards))}; --no-labels reads them without"
         )
     if are_times(classes):
-        yield (
+        doubts.append(
             "folders of years, days, or of a camera, became classes, such as "
             f"{shown(min(classes))}; --no-labels reads them without, and a group (?P<label>...) of "
             "--name-pattern takes the class from the files' names"
         )
 
-
-def _odd_levels(
-    root: Path, classes: set[str], places: Sequence[Path], split_level: int
-) -> Iterator[str]:
+    # levels of folders in the classes: fold1, fold_2; person1 and person2 may have front and side
     names = [place.relative_to(root).parts for place in places]
     pairs = {pair for parts in names for pair in pairwise(parts)}
     owners = Counter(name for above, name in pairs if above in classes and not split_of(name))
     alike = [name for name, count in owners.items() if count == len(classes) > 1]
-    # fold1, fold_2; person1 and person2 may well have front and side
     are_parts = {re.sub(r"[\W\d_]+", "", name.lower()) for name in classes} <= _PARTS
     if len(alike) > 1 and (are_parts or len(alike) > len(classes)):
-        yield (
+        doubts.append(
             f"all {len(classes)} classes, such as {shown(min(classes))}, have folders of the same "
             f"{len(alike)} names, such as {shown(min(alike))}; where these are the classes, give "
             "the folder over them as --root"
         )
     inside = [parts for parts in names if any(map(split_of, parts[split_level + 1 :]))]
     if inside:
-        yield (
+        doubts.append(
             f"{len(inside):,} folders are named as splits and lie inside of classes, such as "
             f"{shown(readable('/'.join(inside[0])))}; give the folder of the splits as --root"
         )
+    return doubts
 
 
 def below(root: Path, path: Path) -> str:

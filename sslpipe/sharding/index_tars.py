@@ -29,7 +29,7 @@ from sslpipe.sharding.build_report import (
     was_split_by_class,
     write_report,
 )
-from sslpipe.sharding.columns import save_columns, with_paths
+from sslpipe.sharding.columns import save_columns, with_paths, without_splits
 from sslpipe.sharding.gather import TarCells, cells_of_tar, columns_of_tars
 from sslpipe.sharding.join_tars import Joined, built_paths
 from sslpipe.sharding.measure import measure
@@ -145,8 +145,13 @@ def index_folder(
     with ThreadPoolExecutor(workers) as pool:
         indexed = {name: list(pool.map(index, paths)) for name, paths in groups.items()}
     every = list(chain(*indexed.values()))
-    if joined.classes and not joined.numbers:
-        _check_named(every, joined.classes)
+    highest = max(every, key=lambda tar: tar.highest_label)
+    count = len(joined.classes)
+    if count and not joined.numbers and highest.highest_label >= count:  # labels that begin at 1
+        raise DataError(
+            f"{highest.path}: label {highest.highest_label}, but names are given for the labels 0 "
+            f"to {count - 1}; the first name is that of label 0: name every label"
+        )
 
     # dataset.json
     splits = {name: tuple(tar.entry for tar in own) for name, own in indexed.items()}
@@ -163,11 +168,8 @@ def index_folder(
         fields |= _measured_fields(groups, channels, value_range)
     cells = {name: [tar.cells for tar in own] for name, own in indexed.items()}
     values = columns_of_tars(cells, columns)
-    for name, table in values.items():
-        known = {column.lower() for column in table.column_names}
-        built = built_paths(groups[name], splits[name])
-        if built and PATH_COLUMN not in known:
-            values[name] = with_paths(table, built)
+    paths = {name: built_paths(groups[name], splits[name]) for name in groups}
+    values = with_paths(values, paths, without_splits(manifest, groups))
     manifest = save_columns(out, manifest.model_copy(update=fields), values)
 
     # the report
@@ -208,16 +210,6 @@ class _IndexedTar(NamedTuple):
     highest_label: int  # -1: none has one
     has_json: bool
     cells: TarCells
-
-
-def _check_named(tars: Iterable[_IndexedTar], classes: Sequence[str]) -> None:
-    """Raise DataError where a label has no name, as of labels that begin at 1."""
-    highest = max(tars, key=lambda tar: tar.highest_label)
-    if highest.highest_label >= len(classes):
-        raise DataError(
-            f"{highest.path}: label {highest.highest_label}, but names are given for the labels 0 "
-            f"to {len(classes) - 1}; the first name is that of label 0: name every label"
-        )
 
 
 def _measured_fields(

@@ -49,26 +49,20 @@ def join_folders(
     Raises: DataError where folders have images, or a column, of different types.
     """
     manifests = {folder: open_manifest(folder) for folder in folders}
+    # classes are numbered over all folders; of one that names none no label is left, then
     numbers: dict[Path, Numbers] = {}
     if not classes:
-        classes, numbers = _join_classes(manifests)
+        named = {folder: manifest.classes for folder, manifest in manifests.items()}
+        classes = next(iter(named.values()))
+        if len(set(named.values())) > 1:
+            every = [name for own in named.values() for name in own]
+            numbers = {folder: number_labels(own, every)[0] for folder, own in named.items()}
+            classes = number_labels([], every)[1]
     fields: dict[str, object] = {}
     if all(manifest.splits for manifest in manifests.values()):
         fields = _join_images(manifests)
     columns = _join_columns(manifests) if with_columns else ()
     return Joined(classes, numbers, columns, fields)
-
-
-def _join_classes(
-    manifests: Mapping[Path, Manifest],
-) -> tuple[tuple[str, ...], dict[Path, Numbers]]:
-    """Number the classes of all; a folder that names none may have no label, then."""
-    named = {folder: manifest.classes for folder, manifest in manifests.items()}
-    if len(set(named.values())) == 1:
-        return next(iter(named.values())), {}
-    every = [name for own in named.values() for name in own]
-    numbers = {folder: number_labels(own, every)[0] for folder, own in named.items()}
-    return number_labels([], every)[1], numbers
 
 
 def _join_columns(manifests: Mapping[Path, Manifest]) -> tuple[ColumnSpec, ...]:
