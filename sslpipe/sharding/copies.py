@@ -44,26 +44,18 @@ def copies_across(index: DatasetIndex, workers: int, known: Mapping[str, bytes])
         return [f"whether an image is in two splits is not known: {error}"]
     lines = []
     for first, second in combinations(names, 2):
-        lines += _across_splits(splits, digests, first, second)
+        copied = np.isin(digests[second], digests[first]) & (digests[second] != UNREAD)
+        if copied.any():
+            copy = int(copied.argmax())
+            original = int((digests[first] == digests[second][copy]).argmax())
+            lines.append(
+                f"{copied.sum():,} of {len(splits[second]):,} images of {second} are in {first}, "
+                f"too, byte for byte, such as {_name(splits[second], copy)} "
+                f"({_name(splits[first], original)} in {first}): what is trained on one scores too "
+                "well on the other; keep one of each and build again (`sslpipe curate duplicates "
+                "DATA --out DIR` lists them)"
+            )
     return lines + _across_classes(splits, digests)
-
-
-def _across_splits(
-    splits: Mapping[str, Split], digests: Mapping[str, Digests], first: str, second: str
-) -> list[str]:
-    """Count the images of the second split that are in the first one, too; [] for none."""
-    copied = np.isin(digests[second], digests[first]) & (digests[second] != UNREAD)
-    ids = np.flatnonzero(copied)
-    if not len(ids):
-        return []
-    copy = int(ids[0])
-    original = int(np.flatnonzero(digests[first] == digests[second][copy])[0])
-    return [
-        f"{len(ids):,} of {len(splits[second]):,} images of {second} are in {first}, too, byte "
-        f"for byte, such as {_name(splits[second], copy)} ({_name(splits[first], original)} in "
-        f"{first}): what is trained on one scores too well on the other; keep one of each and "
-        "build again (`sslpipe curate duplicates DATA --out DIR` lists them)"
-    ]
 
 
 def _across_classes(splits: Mapping[str, Split], digests: Mapping[str, Digests]) -> list[str]:

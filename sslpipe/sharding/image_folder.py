@@ -178,7 +178,9 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     walked = walk(root, suffixes=options.suffixes, without=options.out)
     images = walked.images(options.suffixes)
     if not images:
-        raise _without_images(root, walked.entries, options)
+        faults = _faults_of_absent(root, walked.entries, options)
+        faults += [f"{root} holds no image; {each}" for each in unread_files(root, walked.entries)]
+        raise DataError(faults[0]) if faults else _no_images(root, options.suffixes)
     paths = [entry.path for entry in images]
     only = options.named_split
     splits = find_splits(root, paths, only)
@@ -273,13 +275,6 @@ def _rows(
     if faults:
         raise DataError(faults[0])
     return rows
-
-
-def _without_images(root: Path, entries: Sequence[Entry], options: SourceOptions) -> DataError:
-    """Return what is wrong with a folder in which no file is named as an image."""
-    faults = _faults_of_absent(root, entries, options)
-    faults += [f"{root} holds no image; {doubt}" for doubt in unread_files(root, entries)]
-    return DataError(faults[0]) if faults else _no_images(root, options.suffixes)
 
 
 def _faults_of_absent(root: Path, entries: Sequence[Entry], options: SourceOptions) -> list[str]:

@@ -1,6 +1,6 @@
 """Measure the images of shards that are not 8-bit RGB: their type, range, mean and deviation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -113,13 +113,22 @@ def _channel_values(
 ) -> tuple[list[_Values], Any, int]:
     """Return the values of each channel of some images, their type, and how many images.
 
+    At most MOST_IMAGES are read, evenly over all shards; bad ones are skipped.
+
     Raises: DataError where no image can be read, or they are not of one type.
     """
+    places = [
+        (path, sample.image) for path in shards for sample in scan_tar(path, ARRAY_SUFFIXES).samples
+    ]
     values = list[_Values]()
     count = 0
     dtype: Any = None
-    for pixels in _sampled(shards):
-        count = count + 1
+    for path, (start, size) in places[:: -(-len(places) // MOST_IMAGES) or 1]:
+        try:
+            pixels = read_npy(read_range(str(path), start, start + size))
+        except BadSample:
+            continue
+        count += 1
         name = pixels.dtype.name
         if not values:
             dtype = name
@@ -149,15 +158,3 @@ def _range_of(values: _Values, dtype: str) -> tuple[float, float]:
         return low, high
     least, most = values.ends((0, 100))
     return least, most if most > least else least + max(1.0, abs(least) * 1e-3)
-
-
-def _sampled(shards: Sequence[Path]) -> Iterator[NDArray[Any]]:
-    """Read MOST_IMAGES images, evenly over all shards; bad ones are passed by."""
-    places = [
-        (path, sample.image) for path in shards for sample in scan_tar(path, ARRAY_SUFFIXES).samples
-    ]
-    for path, (start, size) in places[:: -(-len(places) // MOST_IMAGES) or 1]:
-        try:
-            yield read_npy(read_range(str(path), start, start + size))
-        except BadSample:
-            continue

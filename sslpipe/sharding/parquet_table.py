@@ -341,10 +341,6 @@ def _numbered(
 # --- images
 
 
-def _row_name(split: str, row: int) -> str:
-    return f"{split}[{row}]"
-
-
 class _ImageCells:
     """A column of images: the bytes of each, or a file's path from the root, or a struct of both.
 
@@ -367,16 +363,16 @@ class _ImageCells:
         self._count = len(cells)
         self.is_listed = self._bytes is None or self._bytes.null_count == self._count
 
-    def missing(self) -> dict[int, str]:
-        """Find the rows without an image: an empty cell, or a path that leads to no file."""
+    def missing(self) -> dict[int, str | None]:
+        """Find the rows without an image: an empty cell, None, or a path that leads to no file."""
         rows: Iterable[int] = range(self._count)
         if self._bytes is not None:
             rows = np.flatnonzero(compute.is_null(self._bytes).to_numpy()).tolist()
-        missing = {}
+        missing: dict[int, str | None] = {}
         for row in rows:
             path = None if self._paths is None else self._paths[row].as_py()
             if path is None:
-                missing[row] = _row_name(self._split, row)
+                missing[row] = None
             elif isinstance(place := place_of(self._root, path), Path) and not isfile(place):
                 missing[row] = path
         return missing
@@ -415,16 +411,16 @@ def _images(
     """Describe a table as one split. Raises DataError where files are missing."""
     named = _class_names(table.schema.metadata, options.label_column)
     numbers, classes = _numbered(labels, all_texts, len(table), named, f"{root}, {split}")
-    missing = cells.missing()
-    empty = [name for row, name in missing.items() if name == _row_name(split, row)]
-    if empty and len(empty) == len(missing) and not options.skip_missing:
+    paths = cells.missing()
+    missing = [path or f"{split}[{row}]" for row, path in paths.items()]
+    if missing and not any(paths.values()) and not options.skip_missing:
         raise DataError(
-            f"{root}, {split}: {len(empty):,} of {len(table):,} rows have no image in column "
-            f"{cells.column!r}, such as {empty[0]}; name another one with --image-column, or give "
-            "--skip-missing to build without them"
+            f"{root}, {split}: {len(missing):,} of {len(table):,} rows have no image in column "
+            f"{cells.column!r}, such as {missing[0]}; name another one with --image-column, or "
+            "give --skip-missing to build without them"
         )
-    check_missing(list(missing.values()), len(table), options.skip_missing, beside=root)
-    kept = np.setdiff1d(np.arange(len(table)), list(missing)).tolist()
+    check_missing(missing, len(table), options.skip_missing, beside=root)
+    kept = np.setdiff1d(np.arange(len(table)), list(paths)).tolist()
     names = cells.names(kept)
     columns = {
         name: table.column(name).take(kept)
@@ -432,12 +428,12 @@ def _images(
         if name in table.column_names
     }
     return Images(
-        names=names or [_row_name(split, row) for row in kept],
+        names=names or [f"{split}[{row}]" for row in kept],
         labels=numbers[kept],
         sizes=np.full(len(kept), table.nbytes // max(1, len(table)), np.int64),
         classes=classes,
         read=lambda number: cells.read(kept[number]),
-        missing=list(missing.values()),
+        missing=missing,
         cells=columns,
         together=columns[PLACE].to_numpy() if PLACE in columns else None,  # of one row
         origin="typed",

@@ -47,7 +47,19 @@ def read_torchvision(options: SourceOptions) -> dict[str, Images]:
 def _from_torchvision(
     constructor: Any, takes: Iterable[str], split: str, options: SourceOptions
 ) -> Images:
-    arguments = _arguments(takes, split, options)
+    # not two of these classes take the same arguments
+    root = root_folder(options, must_exist=not options.download)
+    arguments: dict[str, Any] = {"root": str(root)}
+    if "train" not in takes:
+        arguments["split"] = split
+    elif split in ("train", "test"):
+        arguments["train"] = split == "train"
+    else:
+        raise DataError(f"torchvision's {options.name} has no split {split!r}: train, test")
+    if "download" in takes:
+        arguments["download"] = options.download
+    if "loader" in takes:
+        arguments["loader"] = read_file
     try:
         dataset = constructor(**arguments)
     except (RuntimeError, ValueError, OSError) as error:
@@ -72,23 +84,6 @@ def _from_torchvision(
         ),
         read=read,
     )
-
-
-def _arguments(takes: Iterable[str], split: str, options: SourceOptions) -> dict[str, Any]:
-    """Return the constructor's arguments: not two of these classes take the same."""
-    root = root_folder(options, must_exist=not options.download)
-    arguments: dict[str, Any] = {"root": str(root)}
-    if "train" not in takes:
-        arguments["split"] = split
-    elif split in ("train", "test"):
-        arguments["train"] = split == "train"
-    else:
-        raise DataError(f"torchvision's {options.name} has no split {split!r}: train, test")
-    if "download" in takes:
-        arguments["download"] = options.download
-    if "loader" in takes:
-        arguments["loader"] = read_file
-    return arguments
 
 
 def _labels(dataset: Any, name: str | None) -> NDArray[np.int64]:
