@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -11,10 +10,11 @@ from sslpipe.arguments import Progress, checked, silent
 from sslpipe.errors import DataError, check_count
 from sslpipe.sensors.scenes import Sensors, check_sensors, cut_scenes
 from sslpipe.sharding.arrays import parse_channels, parse_range
-from sslpipe.sharding.build import Built, write_shards
+from sslpipe.sharding.build import Built, read_samples, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.dataset import joined
 from sslpipe.sharding.gather import parse_pattern
+from sslpipe.sharding.record import FOLDER
 from sslpipe.sharding.sources import SENSOR_SUFFIXES, SUFFIXES, SourceOptions
 from sslpipe.sharding.writer import Cut, Layout
 
@@ -99,6 +99,7 @@ def build_sensor_dataset(  # noqa: D417  # the others are of build_dataset
         value_range=parse_range(range),
     )
     check_sensors(sensors)
+    cut = Cut(test_fraction, split_by, unseen_classes)
     options = SourceOptions(
         root=None if root is None else Path(root),
         split=split,
@@ -111,18 +112,24 @@ def build_sensor_dataset(  # noqa: D417  # the others are of build_dataset
         columns=parse_columns(joined(columns)),
         name_pattern=parse_pattern(name_pattern),
         suffixes=SUFFIXES if channels is None else (*SUFFIXES, *SENSOR_SUFFIXES),
+        out=Path(out),
+    )
+    samples = cut_scenes(
+        read_samples(source, options),
+        Path(out) / FOLDER,
+        num_workers,
+        sensors=sensors,
+        pattern=options.name_pattern,
     )
     return write_shards(
         Path(out),
-        source,
-        options,
+        samples,
         Layout(samples_per_shard=samples_per_shard, group_by=group_by, arrays=sensors.arrays),
-        cut=Cut(test_fraction, split_by, unseen_classes),
+        cut=cut,
         skip_bad=skip_bad,
         overwrite=overwrite,
         origin=origin,
         license=license,
         workers=num_workers,
         progress=progress or silent,
-        make_samples=partial(cut_scenes, sensors=sensors, pattern=options.name_pattern),
     )

@@ -172,7 +172,7 @@ def cut_scenes(
     doubts = [f"{n:,} of {len(good):,} files {remark}" for remark, n in remarks.items()]
     windows = {planes.window for planes in good.values()}
     is_cut = all(PARENT in own.column_names for own in own_columns.values())
-    return Samples(
+    return source._replace(
         images={
             split: replace(own, doubts=[*own.doubts, *doubts]) for split, own in images.items()
         },

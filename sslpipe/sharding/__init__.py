@@ -10,7 +10,7 @@ In the order in which a folder, table or tar becomes shards; `dataset` is all of
     listed_files           the files that a folder or table names, and what is not there
     tars, idx, in_memory, torchvision_datasets    other sources
     gather, columns        what is known of each image: its values, their kinds, their file
-    build                  `write_shards`, from top to bottom: read, cut, write, index, report
+    build                  `read_samples`, then `write_shards`: cut, write, index and report
     writer, members        splits cut and planned, shards written; what an image is in them
     arrays, measure        images that are not 8-bit RGB, and the range of their values
     record                 how far a build has come, and dataset.json, which `sslpipe.data` reads

@@ -1,11 +1,10 @@
 """Images of C channels of uint8, uint16 or float32 in shards: members KEY.npy, (h, w, C).
 
-Who reads the files of sensors makes such `Samples` of a source's files; `build.write_shards`
-writes them as any others.
+Who reads the files of sensors makes other `Samples` of those of a source; `build.write_shards`
+writes them as any.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,14 +30,12 @@ class Samples(NamedTuple):
 
     images: Mapping[str, Images]
     columns: Mapping[str, Columns]
+    label_column: str  # that has the classes, where one has
+    origin: str = ""  # what reads them: a source's name
     dtype: str | None = None  # of images that are not 8-bit RGB
     window: tuple[float, float] | None = None  # low and high value to look at; None: measured
     notes: Sequence[str] = ()
     split_by: str | None = None  # the column that keeps samples of a file in one split
-
-
-# the source's files, a folder whose disk has room, threads -> samples
-MakeSamples = Callable[[Samples, Path, int], Samples]
 
 
 def parse_channels(text: str | None) -> tuple[str, ...] | None:

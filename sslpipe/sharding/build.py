@@ -15,7 +15,7 @@ from sslpipe.data.image_type import RGB8, hex_colour
 from sslpipe.data.index import Manifest
 from sslpipe.errors import DataError
 from sslpipe.portable import one_at_a_time, write_atomically
-from sslpipe.sharding.arrays import MakeSamples, Samples
+from sslpipe.sharding.arrays import Samples
 from sslpipe.sharding.build_report import (
     Report,
     Tally,
@@ -33,7 +33,6 @@ from sslpipe.sharding.gather import columns_of_images, describe
 from sslpipe.sharding.measure import measure
 from sslpipe.sharding.readers import find_reader
 from sslpipe.sharding.record import (
-    FOLDER,
     Record,
     forget_split,
     merge_classes,
@@ -71,12 +70,29 @@ class Built(NamedTuple):
         return "\n".join(["Built:", *self.report.lines(), *self.notes])
 
 
+def read_samples(source: str | SourceReader, options: SourceOptions) -> Samples:
+    """Read where all images of a source are, with labels and columns; each file is a sample.
+
+    Raises:
+        DataError: An unknown source, or what is wrong with its tables, folders and names.
+    """
+    read = find_reader(source, options) if isinstance(source, str) else source
+    images = read(options)
+    check_classes({key: own.class_names() for key, own in images.items()})
+    return Samples(
+        images=images,
+        columns=columns_of_images(images, options),
+        label_column=options.label_column,
+        origin=source if isinstance(source, str) else "",
+    )
+
+
 def write_shards(
     out: Path,
-    source: str | SourceReader,
-    options: SourceOptions,
+    samples: Samples,
     layout: Layout,
     *,
+    name: str | None = None,
     cut: Cut = Cut(),  # noqa: B008  # immutable
     skip_bad: bool = False,
     overwrite: bool = False,
@@ -84,43 +100,29 @@ def write_shards(
     license: str = "",
     workers: int = 2,
     progress: Progress = silent,
-    make_samples: MakeSamples | None = None,
 ) -> Built:
-    """Write shards from images; after a stop, the same call resumes to the same bytes.
+    """Write shards of samples; after a stop, the same call resumes to the same bytes.
 
     Args:
         out: The data set's folder; splits that it has already stay.
-        source: A key of SOURCES, or what reads images of another kind.
-        options: Where the source's images are.
+        samples: As `read_samples` finds them.
         layout: How they are shuffled, cut into shards and changed.
-        cut: What is cut from the source's splits.
+        name: Of a new data set; None: the folder's.
+        cut: What is cut from the samples' splits.
         skip_bad: Skip images that cannot be decoded, instead of raising.
-        overwrite: Replace the splits that the source has.
+        overwrite: Replace the splits that are there.
         origin: Where the images come from, for the record; "": the name of the source.
         license: Of the images, for the record.
         workers: Threads; the files do not depend on it.
         progress: Makes the progress bar of each split.
-        make_samples: Makes samples of the source's files; None: each file is one.
 
     Raises:
-        DataError: An unknown source, unreadable images, other classes, shards of another build.
+        DataError: Unreadable images, other classes, shards of another build.
     """
-    if isinstance(source, str):
-        read = find_reader(source, options)
-        origin = origin or source
-    else:
-        read = source
-    if cut.split_by and not cut.test_fraction:
-        raise DataError(f"--split-by={cut.split_by!r} needs --test-fraction, the share that is cut")
-
-    # what the samples are, and which of them lies where
-    images = read(replace(options, out=out))
-    check_classes({key: own.class_names() for key, own in images.items()})
-    samples = Samples(images=images, columns=columns_of_images(images, options))
-    if make_samples is not None:
-        samples = make_samples(samples, out / FOLDER, workers)
-    cut = cut._replace(split_by=cut.split_by or samples.split_by)
-    manifest = open_manifest(out, options.name)
+    # which of them lies where
+    if cut.test_fraction and not cut.split_by:
+        cut = replace(cut, split_by=samples.split_by)
+    manifest = open_manifest(out, name)
     classes = _classes(samples, manifest, cut)
     splits, of_cut = cut_splits(samples, classes, cut)
     plans = [plan_split(key, value, layout) for key, value in splits.items()]
@@ -130,7 +132,7 @@ def write_shards(
     out.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(out), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)  # too large: a bad image
-        manifest = open_manifest(out, options.name)  # of a build that this one waited for
+        manifest = open_manifest(out, name)  # of a build that this one waited for
         if _classes(samples, manifest, cut) != classes:
             raise DataError(f"{out}: another build has named its classes; build again")
         _check_fits(manifest, splits, layout, samples.dtype)
@@ -150,7 +152,7 @@ def write_shards(
 
         # dataset.json and the report
         fields = {
-            "source": origin,
+            "source": origin or samples.origin,
             "license": license or manifest.license,
             "classes": classes,
         }
@@ -164,7 +166,7 @@ def write_shards(
             out,
             samples,
             [*written.values()],
-            split_by_class=cut.split_by in (CLASS, options.label_column),
+            split_by_class=cut.split_by in (CLASS, samples.label_column),
             workers=workers,
         )
         return Built(manifest, skipped, missing, (*notes, *measured), report)

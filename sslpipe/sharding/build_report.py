@@ -62,10 +62,10 @@ class Tally:
         self._counts[what, kind] += count
         self._examples.setdefault((what, kind), example)
 
-    def groups(self) -> list[Group]:
-        """Return the kinds in the order in which they came."""
+    def groups(self, where: str = "") -> list[Group]:
+        """Return the kinds in the order in which they came; `where` is added to the examples."""
         return [
-            Group(what=what, kind=kind, count=count, example=self._examples[what, kind])
+            Group(what=what, kind=kind, count=count, example=self._examples[what, kind] + where)
             for (what, kind), count in self._counts.items()
         ]
 

@@ -13,7 +13,7 @@ from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError, as_path, check_count, shown
 from sslpipe.portable import one_at_a_time
 from sslpipe.sharding.arrays import parse_channels, parse_range
-from sslpipe.sharding.build import Built, write_shards
+from sslpipe.sharding.build import Built, read_samples, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.csv_table import Frame, frame_reader
 from sslpipe.sharding.gather import parse_pattern
@@ -116,8 +116,8 @@ def build_dataset(
     check_count(num_workers, "num_workers", error=DataError)
     if resize_px is not None:
         check_count(resize_px, "resize_px", error=DataError)
-    if not 0 <= test_fraction <= 0.9:
-        raise DataError(f"test_fraction = {test_fraction} is not in [0, 0.9]")
+    folder = as_path(out, "out", DataError)
+    cut = Cut(test_fraction, split_by, unseen_classes)
     reader: str | SourceReader
     if isinstance(source, Frame):
         reader = frame_reader(source)
@@ -161,6 +161,7 @@ def build_dataset(
         skip_missing=skip_missing,
         columns=parse_columns(joined(columns)),
         name_pattern=parse_pattern(name_pattern),
+        out=folder,
     )
     layout = Layout(
         samples_per_shard=samples_per_shard,
@@ -169,11 +170,11 @@ def build_dataset(
         group_by=group_by,
     )
     return write_shards(
-        as_path(out, "out", DataError),
-        reader,
-        options,
+        folder,
+        read_samples(reader, options),
         layout,
-        cut=Cut(test_fraction, split_by, unseen_classes),
+        name=name,
+        cut=cut,
         skip_bad=skip_bad,
         overwrite=overwrite,
         origin=origin,

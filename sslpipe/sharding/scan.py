@@ -154,15 +154,8 @@ def scan_tar(
                 unusual.add(SEVERAL, sample.name, f".{kind}")
             elif "." in sample.key.rpartition("/")[2]:
                 unusual.add(DOTS, sample.name)
-    return Scan(samples, _within(path, left_out), _within(path, unusual))
-
-
-def _within(path: Path, tally: Tally) -> list[Group]:
-    """Return what was counted in a tar, whose examples name it."""
-    return [
-        each.model_copy(update={"example": f"{each.example} in {path.name}"})
-        for each in tally.groups()
-    ]
+    where = f" in {path.name}"
+    return Scan(samples, left_out.groups(where), unusual.groups(where))
 
 
 def _keys_of_several(members: Sequence[Member], suffixes: Sequence[str]) -> set[str]:
@@ -346,7 +339,13 @@ def _to_sample(
     for member in group:
         if member not in used:
             left_out.add(BESIDE, member.name, f".{member.suffix}")
-    start, end = _span(group, image)
+    # all members are read together, unless there are too many, or others between them
+    start = group[0].start
+    end = group[-1].end
+    is_whole = all(before.end == after.start for before, after in pairwise(group))
+    if not is_whole or end - start > MOST_SAMPLE_BYTES:
+        start = image.start
+        end = image.end
     return Sample(
         key=image.stem,
         start=start,
@@ -357,15 +356,6 @@ def _to_sample(
         json=json and (json.data, json.size),
         text=(labelled.data, labelled.size) if label_suffix and labelled else None,
     )
-
-
-def _span(group: Sequence[Member], image: Member) -> tuple[int, int]:
-    """Return which bytes are read together: all members, unless there are too many, or others."""
-    whole = group[0].start, group[-1].end
-    is_whole = all(before.end == after.start for before, after in pairwise(group))
-    if is_whole and whole[1] - whole[0] <= MOST_SAMPLE_BYTES:
-        return whole
-    return image.start, image.end
 
 
 def _image_of(path: Path, group: Sequence[Member], suffixes: Sequence[str]) -> Member | None:

@@ -15,7 +15,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -68,12 +68,21 @@ class Layout(NamedTuple):
     arrays: Arrays | None = None  # images that are not 8-bit RGB; None: 8-bit RGB
 
 
-class Cut(NamedTuple):
-    """Which samples leave their split for one of their own."""
+@dataclass(frozen=True)
+class Cut:
+    """Which samples leave their split for one of their own. Raises: DataError."""
 
     test_fraction: float = 0.0  # share of each class to move from train to test, in [0, 0.9]
     split_by: str | None = None  # column whose groups stay whole then, or "class"
     unseen_classes: Sequence[str] = ()  # whose images go from each split S to S_unseen
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.test_fraction <= 0.9:
+            raise DataError(f"test_fraction = {self.test_fraction} is not in [0, 0.9]")
+        if self.split_by and not self.test_fraction:
+            raise DataError(
+                f"--split-by={self.split_by!r} needs --test-fraction, the share that is cut"
+            )
 
     def splits(self, there: Iterable[str]) -> list[str]:
         """Return the names of the splits that those of a source become."""

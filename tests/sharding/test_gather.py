@@ -17,7 +17,7 @@ from pyarrow import parquet
 from sslpipe.data.columns import kind_of, numbers
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
-from sslpipe.sharding.build import write_shards
+from sslpipe.sharding.build import read_samples, write_shards
 from sslpipe.sharding.build_report import FILE
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.gather import RawColumn, match_names, parse_pattern
@@ -73,7 +73,7 @@ def check_values(folder: Path) -> None:
 
 def test_a_table_fills_columns(tmp_path):
     options, out = write_csv(tmp_path / "in"), tmp_path / "out"
-    built = write_shards(out, "csv", options, LAYOUT, cut=Cut(test_fraction=0.25))
+    built = write_shards(out, read_samples("csv", options), LAYOUT, cut=Cut(test_fraction=0.25))
     assert built.notes == (
         "column patient: text, missing in 8 of 32 samples",
         "column age: integer, missing in 7 of 32 samples",
@@ -102,26 +102,28 @@ def test_bad_and_missing_images_take_their_values_along(tmp_path):
     options, out = write_csv(tmp_path / "in", bad=11), tmp_path / "out"
     (tmp_path / "in/5.png").unlink()
     with pytest.raises(DataError, match="listed files are missing"):
-        write_shards(out, "csv", options, LAYOUT, skip_bad=True)
-    write_shards(out, "csv", replace(options, skip_missing=True), LAYOUT, skip_bad=True)
+        write_shards(out, read_samples("csv", options), LAYOUT, skip_bad=True)
+    write_shards(
+        out, read_samples("csv", replace(options, skip_missing=True)), LAYOUT, skip_bad=True
+    )
     assert sorted(rows_of(out, "train")) == [k for k in range(32) if k not in (5, 11)]
     check_values(out)
 
 
 def test_a_half_done_build_with_other_columns_is_not_resumed(tmp_path):
     options, out = write_csv(tmp_path / "in"), tmp_path / "out"
-    write_shards(out, "csv", options, LAYOUT)
+    write_shards(out, read_samples("csv", options), LAYOUT)
     (out / "dataset.json").unlink()  # as if it had been stopped before its end
     fewer = replace(options, columns=options.columns[:1])
-    write_shards(out, "csv", fewer, LAYOUT)
-    write_shards(tmp_path / "new", "csv", fewer, LAYOUT)
+    write_shards(out, read_samples("csv", fewer), LAYOUT)
+    write_shards(tmp_path / "new", read_samples("csv", fewer), LAYOUT)
     hashes = [load_index(folder).manifest.splits for folder in (out, tmp_path / "new")]
     assert hashes[0] == hashes[1]
 
 
 def test_shards_that_are_indexed_again_have_the_same_values(tmp_path):
     out = tmp_path / "out"
-    write_shards(out, "csv", write_csv(tmp_path / "in"), LAYOUT)
+    write_shards(out, read_samples("csv", write_csv(tmp_path / "in")), LAYOUT)
     fields = SourceOptions(columns=parse_columns("patient,age,shot_at"))
     # the same files; without a word about columns it is refused, as it loses them
     before, groups = tree(out), find_tars(out, None)
@@ -137,8 +139,13 @@ def test_shards_that_are_indexed_again_have_the_same_values(tmp_path):
 
 def test_splits_written_anew_replace_their_columns(tmp_path):
     options, out = write_csv(tmp_path / "in"), tmp_path / "out"
-    write_shards(out, "csv", options, LAYOUT, cut=Cut(test_fraction=0.25))
-    write_shards(out, "csv", replace(options, columns=options.columns[:1]), LAYOUT, overwrite=True)
+    write_shards(out, read_samples("csv", options), LAYOUT, cut=Cut(test_fraction=0.25))
+    write_shards(
+        out,
+        read_samples("csv", replace(options, columns=options.columns[:1])),
+        LAYOUT,
+        overwrite=True,
+    )
     manifest = load_index(out).manifest
     assert set(manifest.columns["patient"].splits) == {"train", "test"}
     assert set(manifest.columns["age"].splits) == {"test"}
@@ -225,7 +232,9 @@ def test_a_column_that_is_not_there_or_cannot_group_is_one_line(tmp_path, option
     layout = LAYOUT._replace(group_by=change.get("group_by"))
     cut = Cut(test_fraction=0.2, split_by=change.get("split_by"))
     with pytest.raises(DataError, match=words):
-        write_shards(tmp_path / "out", "folder", SourceOptions(**options), layout, cut=cut)
+        write_shards(
+            tmp_path / "out", read_samples("folder", SourceOptions(**options)), layout, cut=cut
+        )
 
 
 @pytest.mark.parametrize("text", ["(", "(?P<a b>x)", "no group", "(?P<_a>x)"])
@@ -239,7 +248,7 @@ def test_groups_lie_side_by_side_and_in_an_order_of_their_own(tmp_path):
     pattern = parse_pattern(r"(?P<theme>[^/]+)/24/(?P<icon>.+)\.png")
     options = SourceOptions(root=root, name_pattern=pattern)
     layout = LAYOUT._replace(samples_per_shard=30, group_by="icon")
-    write_shards(tmp_path / "icons", "folder", options, layout)
+    write_shards(tmp_path / "icons", read_samples("folder", options), layout)
     index = load_index(tmp_path / "icons")
     split = index.split("train")
     icons = split.column("icon").show(range(len(split)))
@@ -252,7 +261,7 @@ def test_groups_lie_side_by_side_and_in_an_order_of_their_own(tmp_path):
     assert abs(np.corrcoef(numbers, range(40))[0, 1]) < 0.4  # shuffled
     # a large group is in pieces
     layout = LAYOUT._replace(samples_per_shard=100, group_by="theme")
-    write_shards(tmp_path / "themes", "folder", options, layout)
+    write_shards(tmp_path / "themes", read_samples("folder", options), layout)
     split = load_index(tmp_path / "themes").split("train")
     themes = split.column("theme").show(range(len(split)))
     change = np.flatnonzero([a != b for a, b in pairwise(themes)])
@@ -261,7 +270,7 @@ def test_groups_lie_side_by_side_and_in_an_order_of_their_own(tmp_path):
 
 
 def test_damaged_column_files_are_faults(tmp_path):
-    write_shards(tmp_path / "out", "csv", write_csv(tmp_path / "in"), LAYOUT)
+    write_shards(tmp_path / "out", read_samples("csv", write_csv(tmp_path / "in")), LAYOUT)
     index = load_index(tmp_path / "out")
     (path,) = (tmp_path / "out").glob("*.parquet")
     raw = bytearray(path.read_bytes())
@@ -276,7 +285,7 @@ def test_damaged_column_files_are_faults(tmp_path):
 
 def test_values_that_are_not_those_of_the_shards_are_faults(tmp_path):
     """A table that was written anew, with its sha256 in dataset.json."""
-    write_shards(tmp_path / "out", "csv", write_csv(tmp_path / "in"), LAYOUT)
+    write_shards(tmp_path / "out", read_samples("csv", write_csv(tmp_path / "in")), LAYOUT)
     manifest = load_index(tmp_path / "out").manifest
     entry = manifest.columns["age"]
     other = entry.model_copy(update={"splits": {"train": "0" * 64}})

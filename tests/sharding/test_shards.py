@@ -30,7 +30,7 @@ from sslpipe.data.storage import read_range
 from sslpipe.errors import DataError
 from sslpipe.portable import one_at_a_time
 from sslpipe.sharding import listed_files, show
-from sslpipe.sharding.build import write_shards
+from sslpipe.sharding.build import read_samples, write_shards
 from sslpipe.sharding.idx import parse_idx
 from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.readers import OPTIONS, SOURCES
@@ -161,7 +161,7 @@ def test_bytes_do_not_depend_on_workers_or_on_where_things_lie(photos, tmp_path)
 def test_shards_are_cut_by_bytes_too(photos, tmp_path):
     out = tmp_path / "out"
     layout = Layout(samples_per_shard=1000, max_shard_bytes=8000)
-    write_shards(out, "folder", SourceOptions(root=photos), layout)
+    write_shards(out, read_samples("folder", SourceOptions(root=photos)), layout)
     split = load_index(out).split("train")
     assert len(split) == 37
     for k in range(len(split.shards)):
@@ -179,15 +179,17 @@ def test_a_build_keeps_what_the_one_wrote_that_it_waited_for(photos, tmp_path, m
 
     def wait(folder):
         monkeypatch.undo()
-        write_shards(out, "folder", SourceOptions(root=photos, split="train"), layout)
+        write_shards(out, read_samples("folder", SourceOptions(root=photos, split="train")), layout)
         return one_at_a_time(folder)
 
     monkeypatch.setattr("sslpipe.sharding.build.one_at_a_time", wait)
     if split == "train":
         with pytest.raises(DataError, match="already holds train shards of other images"):
-            write_shards(out, "folder", SourceOptions(root=other, split=split), layout)
+            write_shards(
+                out, read_samples("folder", SourceOptions(root=other, split=split)), layout
+            )
     else:
-        write_shards(out, "folder", SourceOptions(root=other, split=split), layout)
+        write_shards(out, read_samples("folder", SourceOptions(root=other, split=split)), layout)
         assert len(load_index(out).split("val")) == 36
     load_index(out).check_files("train")
     assert len(load_index(out).split("train")) == 37
