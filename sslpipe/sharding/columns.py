@@ -197,7 +197,11 @@ def save_columns(folder: Path, manifest: Manifest, columns: Mapping[str, Columns
     """
     manifest = write_columns(folder, manifest, columns)
     save_manifest(folder, manifest)
-    remove_unnamed(folder, manifest)
+    remove_abandoned(folder)
+    named = {file.file for file in manifest.metadata.values()}
+    for path in sorted(folder.glob("*.parquet")):
+        if _OWN_FILE.fullmatch(path.name) and path.name not in named:
+            path.unlink()
     return open_manifest(folder)
 
 
@@ -238,12 +242,3 @@ def without_splits(manifest: Manifest, splits: Iterable[str]) -> Manifest:
             entries[name] = entry.model_copy(update={"splits": kept})
     files = {split: file for split, file in manifest.metadata.items() if split not in gone}
     return manifest.model_copy(update={"columns": entries, "metadata": files})
-
-
-def remove_unnamed(folder: Path, manifest: Manifest) -> None:
-    """Remove the tables of columns that dataset.json does not name any more."""
-    remove_abandoned(folder)
-    named = {file.file for file in manifest.metadata.values()}
-    for path in sorted(folder.glob("*.parquet")):
-        if _OWN_FILE.fullmatch(path.name) and path.name not in named:
-            path.unlink()

@@ -106,8 +106,7 @@ def _not_listed(options: SourceOptions, images: Mapping[str, Images]) -> list[Gr
     others = dict[str, str]()  # name of each, by its file, to which links may lead
     for entry in walk(root, suffixes=options.suffixes, without=options.out).entries:
         name = readable(os.path.relpath(entry.path, root))
-        is_there = not entry.reason and not entry.absent
-        if is_there and name not in listed:
+        if not entry.reason and name not in listed:
             others.setdefault(os.path.realpath(entry.path), name)
     if others:  # but those that are listed by another path, which a link gives
         for own in images.values():
@@ -123,19 +122,14 @@ def _check_text(path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         raise DataError(f"{path} is a parquet file; --source=parquet --root={str(path)!r} reads it")
-    if suffix == ".xls" and _is_text(path):  # some programs name a table with tabs so
-        return
+    if suffix == ".xls" and path.is_file() and b"\0" not in path.read_bytes():
+        return  # some programs name a table with tabs so; a spreadsheet has zero bytes
     for suffixes, reads in _OTHER_TABLES.items():
         if suffix in suffixes:
             raise DataError(
                 f"{path} is no CSV; give it as a DataFrame: sslpipe.build_dataset(OUT, {reads}, "
                 f"root={str(path.parent)!r}, image_column=..., label_column=...)"
             )
-
-
-def _is_text(path: Path) -> bool:
-    """Return whether a file has no zero byte, which each spreadsheet has."""
-    return path.is_file() and b"\0" not in path.read_bytes()
 
 
 @runtime_checkable

@@ -196,7 +196,7 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     rows = _rows(root, splits, files, options)
     left_out = Tally()
     for entry in files.left_out:
-        left_out.add(entry.reason or entry.absent, below(root, entry.path), entry.kind)
+        left_out.add(entry.reason, below(root, entry.path), entry.kind)
     images_by_split = {
         split: replace(own, missing=files.missing[split])
         for split, own in from_rows(replace(options, split=None), root, rows).items()
@@ -233,9 +233,9 @@ def _sort_files(
         split = splits.of(entry.path.relative_to(root).parts) if splits.names else chosen[0]
         if (split and split not in chosen) or (split == "" and only):
             continue
-        if entry.reason or entry.absent:
+        if entry.reason:
             files.left_out.append(entry)
-            if split and entry.absent:
+            if split and entry.is_absent:
                 files.missing[split].append(below(root, entry.path))
         elif not split:
             reason = "images beside the folders of the splits"
@@ -281,8 +281,8 @@ def _faults_of_absent(root: Path, entries: Sequence[Entry], options: SourceOptio
     """Return what is wrong where images or folders are there by name and cannot be read."""
     absent = Tally()
     for entry in entries:
-        if entry.absent and not options.skip_missing:
-            absent.add(entry.absent, below(root, entry.path))
+        if entry.is_absent and not options.skip_missing:
+            absent.add(entry.reason, below(root, entry.path))
     kinds = absent.groups()
     if not kinds:
         return []

@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     path: Path
     reason: str = ""  # why it is skipped
     kind: str = ""  # of what is skipped, such as a suffix
-    absent: str = ""  # why an image that should be there cannot be read
+    is_absent: bool = False  # an image, or a folder, that should be there and cannot be read
     is_link: bool = False
 
 
@@ -42,7 +42,11 @@ class Walked(NamedTuple):
 
     def images(self, suffixes: tuple[str, ...]) -> list[Entry]:
         """Return what is named as an image, also where it cannot be read."""
-        return [each for each in self.entries if not each.reason and is_image(each.path, suffixes)]
+        return [
+            entry
+            for entry in self.entries
+            if (entry.is_absent or not entry.reason) and is_image(entry.path, suffixes)
+        ]
 
 
 def walk(
@@ -72,8 +76,8 @@ def walk(
             with os.scandir(folder) as found:
                 children = sorted(found, key=lambda child: child.name)
         except OSError as error:
-            absent = f"folders that cannot be opened ({error.strerror})"
-            entries.append(Entry(folder, absent=absent))
+            reason = f"folders that cannot be opened ({error.strerror})"
+            entries.append(Entry(folder, reason, is_absent=True))
             continue
         if identity in seen:
             reason = "links to folders that are read already, or hold this one"
@@ -126,7 +130,8 @@ def _look_at(
     if suffix == ".dvc":  # stands for an image, or a folder, that may not be beside it
         stem = path.with_suffix("")
         if stem.name not in names and (not stem.suffix or is_image(stem, suffixes)):
-            return Entry(stem, absent="files and folders whose content DVC has not fetched")
+            reason = "files and folders whose content DVC has not fetched"
+            return Entry(stem, reason, is_absent=True)
     if not is_image(path, suffixes):
         if is_link and not path.exists():
             return Entry(path, NOWHERE, suffix)
@@ -135,20 +140,21 @@ def _look_at(
     try:
         status = child.stat()
     except OSError as error:
-        what = "links without content" if is_link else f"files that fail ({error.strerror})"
-        return Entry(path, absent=what, is_link=is_link)
+        reason = "links without content" if is_link else f"files that fail ({error.strerror})"
+        return Entry(path, reason, is_absent=True)
     if not child.is_file():
         return Entry(path, "devices and pipes")
     if not os.access(path, os.R_OK):
-        return Entry(path, absent="files without permission", is_link=is_link)
+        return Entry(path, "files without permission", is_absent=True)
     if status.st_size <= POINTER_BYTES and read_file(path).startswith(_POINTERS):
-        return Entry(path, absent="pointers of git-lfs or git-annex without content")
+        reason = "pointers of git-lfs or git-annex without content"
+        return Entry(path, reason, is_absent=True)
     return Entry(path, is_link=is_link)
 
 
 def links_to_same(images: list[Entry]) -> set[Path]:
     """Return the links to a file that is read under another name."""
-    there = [entry for entry in images if not entry.absent]
+    there = [entry for entry in images if not entry.is_absent]
     links = [entry.path for entry in there if entry.is_link]
     if not links:
         return set()
