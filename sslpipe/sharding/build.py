@@ -17,8 +17,8 @@ from sslpipe.errors import DataError
 from sslpipe.portable import one_at_a_time, write_atomically
 from sslpipe.sharding.arrays import Samples
 from sslpipe.sharding.build_report import (
+    Group,
     Report,
-    Tally,
     check_classes,
     merge_groups,
     write_report,
@@ -162,11 +162,20 @@ def write_shards(
         missing = {key: [*own.missing] for key, own in samples.images.items() if own.missing}
         _list_missing(out / MISSING, missing, written)
         skipped = [line for own in written.values() for line in own.skipped()]
-        report = _report(
+        left_out = [group for own in samples.images.values() for group in own.left_out]
+        if skipped:
+            what = "images that cannot be read or decoded"
+            example = skipped[0].partition(": ")[0]
+            left_out.append(Group(what=what, count=len(skipped), example=example))
+        doubts = [doubt for own in samples.images.values() for doubt in own.doubts]
+        report = write_report(
             out,
-            samples,
-            [*written.values()],
+            left_out=left_out,
+            looked_at=sum(shard.samples for own in written.values() for shard in own.shards),
+            images=merge_groups(group for own in written.values() for group in own.remarks()),
+            doubts=[*dict.fromkeys(doubts), *pillow_remarks()],
             split_by_class=cut.split_by in (CLASS, samples.label_column),
+            digests=recorded_digests(out),
             workers=workers,
         )
         return Built(manifest, skipped, missing, (*notes, *measured), report)
@@ -285,35 +294,6 @@ def _statistics(
     measured = measure(tars, layout.arrays.channels, window)
     image = measured.image.read_as(layout.arrays.reading)
     return {"image": image, "mean": measured.mean, "std": measured.std}, measured.notes
-
-
-def _report(
-    out: Path,
-    samples: Samples,
-    written: Sequence[WrittenSplit],
-    *,
-    split_by_class: bool,
-    workers: int,
-) -> Report:
-    """Return what became of the images, once dataset.json is there."""
-    sources = samples.images.values()
-    bad = Tally()
-    for own in written:
-        for line in own.skipped():
-            bad.add("images that cannot be read or decoded", line.partition(": ")[0])
-    return write_report(
-        out,
-        left_out=[*(group for own in sources for group in own.left_out), *bad.groups()],
-        looked_at=sum(shard.samples for own in written for shard in own.shards),
-        images=merge_groups(group for own in written for group in own.remarks()),
-        doubts=[
-            *dict.fromkeys(doubt for own in sources for doubt in own.doubts),
-            *pillow_remarks(),
-        ],
-        split_by_class=split_by_class,
-        digests=recorded_digests(out),
-        workers=workers,
-    )
 
 
 def _list_missing(path: Path, missing: Mapping[str, Sequence[str]], written: Iterable[str]) -> None:

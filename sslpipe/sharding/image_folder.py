@@ -4,7 +4,7 @@
 `_classes` which are classes. What becomes no sample is counted in the report, by its kind.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -158,14 +158,6 @@ def _no_images(folder: Path, suffixes: tuple[str, ...]) -> DataError:
 # --- the source
 
 
-class _Files(NamedTuple):
-    """The files that are asked for."""
-
-    kept: dict[str, list[Path]]  # by split, its images
-    missing: dict[str, list[str]]  # by split, images that are there by name and cannot be read
-    left_out: list[Entry]
-
-
 def read_folder(options: SourceOptions) -> dict[str, Images]:
     """Read the images below a folder; names of its folders are splits and classes."""
     root = root_folder(options)
@@ -191,18 +183,37 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         if only is None:
             _check_filled(root, splits, paths, walked.folders)
 
-    # each file that is asked for: a sample with its class, or skipped
-    files = _sort_files(root, walked.entries, splits, chosen, only, links_to_same(images))
-    rows = _rows(root, splits, files, options)
-    left_out = Tally()
-    for entry in files.left_out:
-        left_out.add(entry.reason, below(root, entry.path), entry.kind)
+    # each file that is asked for: an image to read, absent or skipped
+    kept: dict[str, list[Path]] = {split: [] for split in chosen}
+    missing: dict[str, list[str]] = {split: [] for split in chosen}  # absent, by name
+    left_out = list[Entry]()
+    doubled = links_to_same(images)
+    for entry in walked.entries:
+        split = splits.of(entry.path.relative_to(root).parts) if splits.names else chosen[0]
+        if (split and split not in chosen) or (split == "" and only):
+            continue
+        if entry.reason:
+            left_out.append(entry)
+            if split and entry.is_absent:
+                missing[split].append(below(root, entry.path))
+        elif not split:
+            left_out.append(entry._replace(reason="images beside the folders of the splits"))
+        elif entry.path in doubled:
+            left_out.append(entry._replace(reason="links to images that are read already"))
+        else:
+            kept[split].append(entry.path)
+
+    # the samples, and what to say of the others
+    rows = _rows(root, splits, kept, _faults_of_absent(root, left_out, options), options)
+    skipped = Tally()
+    for entry in left_out:
+        skipped.add(entry.reason, below(root, entry.path), entry.kind)
     images_by_split = {
-        split: replace(own, missing=files.missing[split])
+        split: replace(own, missing=missing[split])
         for split, own in from_rows(replace(options, split=None), root, rows).items()
     }
     doubts = [
-        *unread_files(root, files.left_out),
+        *unread_files(root, left_out),
         *folder_doubts(root, rows, splits.level, walked.folders),
     ]
     if options.is_label_in_names and column == SourceOptions.label_column:
@@ -210,53 +221,28 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
             f"classes are the group (?P<{column}>...) of --name-pattern, not folders; under "
             "another name it is a column alone"
         )
-    tables = [entry.path for entry in files.left_out if entry.path.suffix.lower() in _TABLES]
+    tables = [entry.path for entry in left_out if entry.path.suffix.lower() in _TABLES]
     if tables and options.labels and not any(own.classes for own in images_by_split.values()):
         doubts.append(
             "no folders are classes, and a table may name them: --source=csv "
             f"--csv={str(tables[0])!r} reads its columns"
         )
-    return reported(images_by_split, left_out.groups(), doubts)
-
-
-def _sort_files(
-    root: Path,
-    entries: Sequence[Entry],
-    splits: Splits,
-    chosen: Sequence[str],
-    only: str | None,
-    doubled: Collection[Path],
-) -> _Files:
-    """Find the split of each file, and which of them are images to read."""
-    files = _Files({split: [] for split in chosen}, {split: [] for split in chosen}, [])
-    for entry in entries:
-        split = splits.of(entry.path.relative_to(root).parts) if splits.names else chosen[0]
-        if (split and split not in chosen) or (split == "" and only):
-            continue
-        if entry.reason:
-            files.left_out.append(entry)
-            if split and entry.is_absent:
-                files.missing[split].append(below(root, entry.path))
-        elif not split:
-            reason = "images beside the folders of the splits"
-            files.left_out.append(entry._replace(reason=reason))
-        elif entry.path in doubled:
-            files.left_out.append(entry._replace(reason="links to images that are read already"))
-        else:
-            files.kept[split].append(entry.path)
-    return files
+    return reported(images_by_split, skipped.groups(), doubts)
 
 
 def _rows(
-    root: Path, splits: Splits, files: _Files, options: SourceOptions
+    root: Path,
+    splits: Splits,
+    files: Mapping[str, Sequence[Path]],
+    faults: list[str],
+    options: SourceOptions,
 ) -> dict[str, list[tuple[Path, str | None]]]:
     """Return each image with its class, by split.
 
     Raises: DataError for a split without an image; all else that is wrong is named at once.
     """
-    faults = _faults_of_absent(root, files.left_out, options)
     rows = dict[str, list[tuple[Path, str | None]]]()
-    for split, paths in files.kept.items():
+    for split, paths in files.items():
         if not paths:
             raise _no_images(root / split, options.suffixes)
         classes: list[str | None] = [None] * len(paths)

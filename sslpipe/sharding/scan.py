@@ -136,18 +136,46 @@ def scan_tar(
                     "dot of a name); write them again side by side"
                 )
             seen.add(key)
-            beside = shared.get(unshared[0].key, ())
-            sample = _to_sample(
-                path=path,
-                descriptor=file.fileno(),
-                group=unshared,
-                shared=beside,
-                image_suffixes=suffixes,
-                label_suffix=label_suffix,
-                left_out=left_out,
-            )
-            if sample is None:
+            if len({member.suffix for member in unshared}) < len(unshared):
+                raise DataError(f"{path}: two members of {unshared[0].key!r} have the same suffix")
+            image = _image_of(path, unshared, suffixes)
+            if image is None:
+                for member in unshared:
+                    left_out.add(WITHOUT_IMAGE, member.name, f".{member.suffix}")
                 continue
+            if image.size > MAX_BYTES:
+                what = f"images of more than {MAX_BYTES:,} bytes"
+                left_out.add(what, image.name, f".{image.suffix}")
+                continue
+
+            # what belongs to it, where KEY is the image's name to its last dot, or its key
+            beside = shared.get(image.key, [])
+            labelled = _belonging([*beside, *unshared], image, kinds[0])
+            json = _belonging([*beside, *unshared], image, "json")
+            for member in unshared:
+                if member not in (image, labelled, json):
+                    left_out.add(BESIDE, member.name, f".{member.suffix}")
+
+            # all members are read together, unless there are too many, or others between them
+            start = unshared[0].start
+            end = unshared[-1].end
+            is_whole = all(before.end == after.start for before, after in pairwise(unshared))
+            if not is_whole or end - start > MOST_SAMPLE_BYTES:
+                start = image.start
+                end = image.end
+            label = -1
+            if labelled and not label_suffix:
+                label = _read_label(path, file.fileno(), labelled)
+            sample = Sample(
+                key=image.stem,
+                start=start,
+                end=end,
+                image=(image.data, image.size),
+                label=label,
+                name=image.name,
+                json=json and (json.data, json.size),
+                text=(labelled.data, labelled.size) if label_suffix and labelled else None,
+            )
             samples.append(sample)
             if beside:
                 kind = sample.name.rpartition("/")[2].partition(".")[2]
@@ -306,56 +334,6 @@ def list_members(path: Path) -> tuple[list[Member], Tally]:
     if trailer.strip(b"\0"):
         raise DataError(f"{path} is damaged, or several tars in one: see byte {end}")
     return members, left_out
-
-
-def _to_sample(
-    *,
-    path: Path,
-    descriptor: int,
-    group: list[Member],
-    shared: Sequence[Member],
-    image_suffixes: Sequence[str],
-    label_suffix: str | None,
-    left_out: Tally,
-) -> Sample | None:
-    """Make a sample of members that lie together; None without an image. Raises: DataError."""
-    key = group[0].key
-    if len({member.suffix for member in group}) < len(group):
-        raise DataError(f"{path}: two members of {key!r} have the same suffix")
-    image = _image_of(path, group, image_suffixes)
-    if image is None:
-        for member in group:
-            left_out.add(WITHOUT_IMAGE, member.name, f".{member.suffix}")
-        return None
-    if image.size > MAX_BYTES:
-        what = f"images of more than {MAX_BYTES:,} bytes"
-        left_out.add(what, image.name, f".{image.suffix}")
-        return None
-    # what belongs to it, where KEY is the image's name to its last dot, or its key
-    members = [*shared, *group]
-    labelled = _belonging(members, image, label_suffix or "cls")
-    json = _belonging(members, image, "json")
-    used = (image, labelled, json)
-    for member in group:
-        if member not in used:
-            left_out.add(BESIDE, member.name, f".{member.suffix}")
-    # all members are read together, unless there are too many, or others between them
-    start = group[0].start
-    end = group[-1].end
-    is_whole = all(before.end == after.start for before, after in pairwise(group))
-    if not is_whole or end - start > MOST_SAMPLE_BYTES:
-        start = image.start
-        end = image.end
-    return Sample(
-        key=image.stem,
-        start=start,
-        end=end,
-        image=(image.data, image.size),
-        label=-1 if label_suffix or not labelled else _read_label(path, descriptor, labelled),
-        name=image.name,
-        json=json and (json.data, json.size),
-        text=(labelled.data, labelled.size) if label_suffix and labelled else None,
-    )
 
 
 def _image_of(path: Path, group: Sequence[Member], suffixes: Sequence[str]) -> Member | None:
