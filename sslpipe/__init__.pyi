@@ -33,9 +33,9 @@ from .run.status import list_runs as list_runs
 from .run.status import status as status
 from .sharding.dataset import build_dataset as build_dataset
 from .sharding.dataset import describe_dataset as describe_dataset
-from .sharding.dataset import index_tars as index_tars
 from .sharding.dataset import show_samples as show_samples
 from .sharding.dataset import verify_dataset as verify_dataset
+from .sharding.index_tars import index_tars as index_tars
 
 __version__: str
 

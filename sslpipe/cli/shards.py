@@ -169,7 +169,7 @@ def index(
     ImageNet's, those of the channels, or those of the folders that are joined.
     """
     from sslpipe.sharding.arrays import parse_range
-    from sslpipe.sharding.dataset import index_tars
+    from sslpipe.sharding.index_tars import index_tars
 
     indexed = index_tars(
         folders,

@@ -12,7 +12,6 @@ from sslpipe.sensors.scenes import Sensors, check_sensors, cut_scenes
 from sslpipe.sharding.arrays import parse_channels, parse_range
 from sslpipe.sharding.build import Built, read_samples, write_shards
 from sslpipe.sharding.columns import parse_columns
-from sslpipe.sharding.dataset import joined
 from sslpipe.sharding.gather import parse_pattern
 from sslpipe.sharding.record import FOLDER
 from sslpipe.sharding.sources import SENSOR_SUFFIXES, SUFFIXES, SourceOptions
@@ -89,7 +88,7 @@ def build_sensor_dataset(  # noqa: D417  # the others are of build_dataset
     if range is not None and channels is None:
         raise DataError("--range needs --channels: 8-bit RGB is 0 to 255")
     sensors = Sensors(
-        channels=parse_channels(joined(channels)),
+        channels=parse_channels(channels),
         pages=pages,
         slice_axis=slice_axis,
         nan=nan,
@@ -109,7 +108,7 @@ def build_sensor_dataset(  # noqa: D417  # the others are of build_dataset
         split_column=split_column,
         labels=labels,
         skip_missing=skip_missing,
-        columns=parse_columns(joined(columns)),
+        columns=parse_columns(columns),
         name_pattern=parse_pattern(name_pattern),
         suffixes=SUFFIXES if channels is None else (*SUFFIXES, *SENSOR_SUFFIXES),
         out=Path(out),

@@ -38,10 +38,11 @@ class Samples(NamedTuple):
     split_by: str | None = None  # the column that keeps samples of a file in one split
 
 
-def parse_channels(text: str | None) -> tuple[str, ...] | None:
+def parse_channels(channels: str | Sequence[str] | None) -> tuple[str, ...] | None:
     """Read --channels. Raises: DataError for what are no names of 1 to MOST_CHANNELS channels."""
-    if text is None:
+    if channels is None:
         return None
+    text = channels if isinstance(channels, str) else ",".join(channels)
     names = tuple(name.strip() for name in text.split(","))
     ones = (1.0,) * len(names)
     try:

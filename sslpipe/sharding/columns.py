@@ -37,10 +37,11 @@ _OWN_FILE = re.compile(r".+\.metadata-[0-9a-f]{16}\.parquet")
 Columns = Any  # pyarrow.Table: a row a sample, columns of KINDS by name
 
 
-def parse_columns(text: str | None) -> tuple[ColumnSpec, ...]:
-    """Read --columns, "patient,age:integer,sku=Product id:text". Raises: DataError."""
-    if text is None:
+def parse_columns(columns: str | Sequence[str] | None) -> tuple[ColumnSpec, ...]:
+    """Read --columns, "patient,age:integer,sku=Product id:text", or a list. Raises: DataError."""
+    if columns is None:
         return ()
+    text = columns if isinstance(columns, str) else ",".join(columns)
     specs: list[ColumnSpec] = []
     for part in text.split(","):
         name, renamed, field = part.strip().partition("=")

@@ -11,17 +11,13 @@ from sslpipe.arguments import Progress, checked, silent
 from sslpipe.data.image_type import Colour
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError, as_path, check_count, shown
-from sslpipe.portable import one_at_a_time
-from sslpipe.sharding.arrays import parse_channels, parse_range
 from sslpipe.sharding.build import Built, read_samples, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.csv_table import Frame, frame_reader
 from sslpipe.sharding.gather import parse_pattern
 from sslpipe.sharding.in_memory import Rows, are_rows, reader_of
-from sslpipe.sharding.index_tars import Indexed, check_columns, find_tars, index_folder
-from sslpipe.sharding.join_tars import Joined, join_folders
 from sslpipe.sharding.readers import SOURCES
-from sslpipe.sharding.sources import SourceOptions, SourceReader, class_names, distinct_names
+from sslpipe.sharding.sources import SourceOptions, SourceReader
 from sslpipe.sharding.verify import Fault, verify_columns, verify_shard
 from sslpipe.sharding.writer import Cut, Layout
 
@@ -159,7 +155,7 @@ def build_dataset(
         labels=labels,
         download=download,
         skip_missing=skip_missing,
-        columns=parse_columns(joined(columns)),
+        columns=parse_columns(columns),
         name_pattern=parse_pattern(name_pattern),
         out=folder,
     )
@@ -182,83 +178,6 @@ def build_dataset(
         workers=num_workers,
         progress=progress or silent,
     )
-
-
-@checked
-def index_tars(
-    folders: str | Path | Sequence[str | Path],
-    out: str | Path | None = None,
-    *,
-    split: str | None = None,
-    classes: str | Path | Sequence[str] | None = None,
-    columns: str | Sequence[str] | None = None,
-    name_pattern: str | None = None,
-    channels: str | Sequence[str] | None = None,
-    range: Sequence[float] | None = None,
-    num_workers: int = 2,
-    progress: Progress | None = None,
-) -> Indexed:
-    """Use webdataset tars that others made as they are, as `sslpipe shards index` does.
-
-    >>> sslpipe.index_tars("laion", columns=["url", "width:integer"])
-
-    Args:
-        folders: The folder of the tars, or several to join.
-        out: Folder for dataset.json and the offsets; None: the tars' own. Several folders need it.
-        split: The split of all tars; None: by name, as in train-000000.tar.
-        classes: The names of the classes by label, or a text file of a name per line.
-        columns: Columns from keys of KEY.json, "sku,shot_at:time" or a list of such;
-            "sku=product:text" renames. None: those that dataset.json has; "": no column.
-        name_pattern: Columns from named groups of a pattern of the images' names.
-        channels: Names of the channels of images in KEY.npy, (h, w, C); their type is measured.
-        range: The low and the high value that views show as 0 and 1; None: measured.
-        num_workers: Threads.
-        progress: Makes the progress bar; None: there is none.
-
-    Returns:
-        The manifest in dataset.json, and the report.
-
-    Raises:
-        DataError: A tar is compressed, damaged, not laid out for webdataset, or in two splits.
-    """
-    check_count(num_workers, "num_workers", error=DataError)
-    listed = [folders] if isinstance(folders, str | Path) else [*folders]
-    if not listed:
-        raise DataError("folders = [] names none; give the folder of the tars, or several")
-    paths = [Path(each) for each in listed]
-    tars: dict[str, list[Path]] = {}
-    for folder in paths:
-        for name, found in find_tars(folder, split).items():
-            tars.setdefault(name, []).extend(found)
-    if out is None and len(listed) > 1:
-        raise DataError("several folders become one data set in a folder that --out names")
-    target = Path(listed[0] if out is None else out)
-    names = distinct_names(classes) if isinstance(classes, list | tuple) else ()
-    if isinstance(classes, str | Path):
-        names = class_names(Path(classes))
-    fields = joined(columns)
-    joined_folders = Joined(classes=names)  # of the target's own tars dataset.json says the rest
-    if [folder.resolve() for folder in paths] != [target.resolve()]:
-        joined_folders = join_folders(paths, names, with_columns=fields is None)
-    wanted = SourceOptions(
-        columns=parse_columns(fields) if fields else joined_folders.columns,
-        name_pattern=parse_pattern(name_pattern),
-    )
-    target.mkdir(parents=True, exist_ok=True)
-    count = sum(map(len, tars.values()))
-    with (progress or silent)(f"index {target.name}", count) as advance, one_at_a_time(target):
-        if fields != "":
-            check_columns(target, tars, wanted)
-        return index_folder(
-            target,
-            tars,
-            joined=joined_folders,
-            columns=wanted,
-            workers=num_workers,
-            advance=advance,
-            channels=parse_channels(joined(channels)),
-            value_range=parse_range(range),
-        )
 
 
 @checked
@@ -337,11 +256,6 @@ def describe_dataset(data: DatasetIndex | str | Path) -> dict[str, dict[str, str
         name: dict([*split_rows(index, name), *column_rows(index, name)])
         for name in index.manifest.splits
     }
-
-
-def joined(names: str | Sequence[str] | None) -> str | None:
-    """Return names as a command has them, with commas between them."""
-    return names if names is None or isinstance(names, str) else ",".join(names)
 
 
 def _check_unused(arguments: Mapping[str, object]) -> None:

@@ -1,5 +1,7 @@
 """Index tars made by others as they are."""
 
+from __future__ import annotations
+
 import re
 import tarfile
 from collections import defaultdict
@@ -10,7 +12,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import NamedTuple
 
-from sslpipe.arguments import Advance
+from sslpipe.arguments import Progress, checked, silent
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import (
     ARRAY_SUFFIXES,
@@ -21,7 +23,9 @@ from sslpipe.data.index import (
     check_split_name,
 )
 from sslpipe.data.storage import join
-from sslpipe.errors import DataError, shown
+from sslpipe.errors import DataError, check_count, shown
+from sslpipe.portable import one_at_a_time
+from sslpipe.sharding.arrays import parse_channels, parse_range
 from sslpipe.sharding.build_report import (
     Group,
     Report,
@@ -29,13 +33,13 @@ from sslpipe.sharding.build_report import (
     was_split_by_class,
     write_report,
 )
-from sslpipe.sharding.columns import save_columns, with_paths, without_splits
-from sslpipe.sharding.gather import TarCells, cells_of_tar, columns_of_tars
-from sslpipe.sharding.join_tars import Joined, built_paths
+from sslpipe.sharding.columns import parse_columns, save_columns, with_paths, without_splits
+from sslpipe.sharding.gather import TarCells, cells_of_tar, columns_of_tars, parse_pattern
+from sslpipe.sharding.join_tars import Joined, built_paths, join_folders
 from sslpipe.sharding.measure import measure
 from sslpipe.sharding.record import merge_classes, open_manifest
 from sslpipe.sharding.scan import BESIDE, index_tar, unread
-from sslpipe.sharding.sources import SourceOptions, read_file
+from sslpipe.sharding.sources import SourceOptions, class_names, distinct_names, read_file
 from sslpipe.sharding.split_names import missing_shards, split_of, without_number
 
 _TAR_SUFFIX = re.compile(r"\.(tar|tgz|tbz2|txz|tar\.[a-z0-9]+)$", re.IGNORECASE)
@@ -90,91 +94,138 @@ def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
     return groups
 
 
-def index_folder(
-    out: Path,
-    tars: Mapping[str, Sequence[Path]],
+@checked
+def index_tars(
+    folders: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
     *,
-    joined: Joined = Joined(),  # noqa: B008  # immutable
-    columns: SourceOptions = SourceOptions(),  # noqa: B008  # frozen
-    workers: int = 2,
-    advance: Advance = lambda count: None,
-    channels: tuple[str, ...] | None = None,
-    value_range: tuple[float, float] | None = None,
+    split: str | None = None,
+    classes: str | Path | Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    name_pattern: str | None = None,
+    channels: str | Sequence[str] | None = None,
+    range: Sequence[float] | None = None,
+    num_workers: int = 2,
+    progress: Progress | None = None,
 ) -> Indexed:
-    """Write sidecars for all tars, then dataset.json; its other splits stay as they are.
+    """Use webdataset tars that others made as they are, as `sslpipe shards index` does.
 
-    Columns that the splits have and that are not read again are forgotten.
+    >>> sslpipe.index_tars("laion", columns=["url", "width:integer"])
+
+    Other splits of the data set stay as they are; columns that are not read again are forgotten.
 
     Args:
-        out: The folder of dataset.json and of the sidecars; tars of other folders stay as they are.
-        tars: What to index: by split, in order.
-        joined: What is known of them.
-        columns: What is read of each sample.
-        workers: Threads.
-        advance: Takes 1 for each tar done.
-        channels: Names of the channels of images in KEY.npy, whose type is measured; None: as
-            dataset.json says.
-        value_range: Low and high of all channels; None: measured.
+        folders: The folder of the tars, or several to join.
+        out: Folder for dataset.json and the offsets; None: the tars' own. Several folders need it.
+        split: The split of all tars; None: by name, as in train-000000.tar.
+        classes: The names of the classes by label, or a text file of a name per line.
+        columns: Columns from keys of KEY.json, "sku,shot_at:time" or a list of such;
+            "sku=product:text" renames. None: those that dataset.json has; "": no column.
+        name_pattern: Columns from named groups of a pattern of the images' names.
+        channels: Names of the channels of images in KEY.npy, (h, w, C); their type is measured.
+        range: The low and the high value that views show as 0 and 1; None: measured.
+        num_workers: Threads.
+        progress: Makes the progress bar; None: there is none.
 
-    Raises: DataError where a tar is compressed, cut, not laid out for webdataset, or in two splits;
-    it is named.
+    Returns:
+        The manifest in dataset.json, and the report.
+
+    Raises:
+        DataError: A tar is compressed, damaged, not laid out for webdataset, or in two splits.
     """
-    manifest = open_manifest(out)
-    groups = {  # without tars that have no member
-        name: [path for path in paths if _has_member(path)] or paths for name, paths in tars.items()
+    check_count(num_workers, "num_workers", error=DataError)
+    paths = [Path(each) for each in ([folders] if isinstance(folders, str | Path) else folders)]
+    if not paths:
+        raise DataError("folders = [] names none; give the folder of the tars, or several")
+
+    # the tars by split, without those that have no member
+    tars: dict[str, list[Path]] = defaultdict(list)
+    for folder in paths:
+        for name, found in find_tars(folder, split).items():
+            tars[name] += found
+    groups = {
+        name: [path for path in found if _has_member(path)] or found for name, found in tars.items()
     }
-    suffixes = _suffixes(out, manifest, groups, joined, channels)
-    if value_range and not channels:
+    if out is None and len(paths) > 1:
+        raise DataError("several folders become one data set in a folder that --out names")
+    target = Path(paths[0] if out is None else out)
+
+    # what is known of them; of the target's own tars dataset.json says more
+    names = distinct_names(classes) if isinstance(classes, list | tuple) else ()
+    if isinstance(classes, str | Path):
+        names = class_names(Path(classes))
+    joined = Joined(classes=names)
+    if [folder.resolve() for folder in paths] != [target.resolve()]:
+        joined = join_folders(paths, names, with_columns=columns is None)
+    options = SourceOptions(
+        columns=parse_columns(columns) if columns else joined.columns,
+        name_pattern=parse_pattern(name_pattern),
+    )
+    named_channels = parse_channels(channels)
+    value_range = parse_range(range)
+    if value_range and not named_channels:
         raise DataError("--range is of images that --channels names; give both, or neither")
-    _check_once(out, groups, manifest)
 
-    # the sidecars
-    def index(path: Path) -> _IndexedTar:
-        entry, scan = index_tar(path, suffixes, out, joined.numbers.get(path.parent))
-        advance(1)
-        return _IndexedTar(
-            path=path,
-            entry=entry,
-            left_out=scan.left_out,
-            unusual=scan.unusual,
-            highest_label=max(sample.label for sample in scan.samples),
-            has_json=any(sample.json for sample in scan.samples),
-            cells=cells_of_tar(path, scan.samples, columns),
+    target.mkdir(parents=True, exist_ok=True)
+    with (
+        (progress or silent)(f"index {target.name}", sum(map(len, tars.values()))) as advance,
+        one_at_a_time(target),
+    ):
+        manifest = open_manifest(target)
+        if columns is None or columns:
+            _check_columns(target, manifest, groups, options)
+        suffixes = _suffixes(target, manifest, groups, joined, named_channels)
+        _check_once(target, groups, manifest)
+
+        # the sidecars
+        def index(path: Path) -> _IndexedTar:
+            entry, scan = index_tar(path, suffixes, target, joined.numbers.get(path.parent))
+            advance(1)
+            return _IndexedTar(
+                path=path,
+                entry=entry,
+                left_out=scan.left_out,
+                unusual=scan.unusual,
+                highest_label=max(sample.label for sample in scan.samples),
+                has_json=any(sample.json for sample in scan.samples),
+                cells=cells_of_tar(path, scan.samples, options),
+            )
+
+        with ThreadPoolExecutor(num_workers) as pool:
+            indexed = {name: list(pool.map(index, found)) for name, found in groups.items()}
+        every = list(chain(*indexed.values()))
+        highest = max(every, key=lambda tar: tar.highest_label)
+        count = len(joined.classes)
+        if count and not joined.numbers and highest.highest_label >= count:  # they begin at 1
+            raise DataError(
+                f"{highest.path}: label {highest.highest_label}, but names are given for the "
+                f"labels 0 to {count - 1}; the first name is that of label 0: name every label"
+            )
+
+        # dataset.json
+        splits = {name: tuple(tar.entry for tar in own) for name, own in indexed.items()}
+        kept = [name for name in manifest.splits if name not in splits]
+        fields: dict[str, object] = {
+            "classes": joined.classes or manifest.classes,
+            "splits": {**manifest.splits, **splits},
+        }
+        if kept:
+            fields["classes"] = merge_classes(manifest.classes, joined.classes)
+        if not kept or "train" in splits:
+            fields |= joined.fields
+        if named_channels:
+            fields |= _measured_fields(groups, named_channels, value_range)
+        cells = {name: [tar.cells for tar in own] for name, own in indexed.items()}
+        values = with_paths(
+            columns_of_tars(cells, options),
+            {name: built_paths(groups[name], splits[name]) for name in groups},
+            without_splits(manifest, groups),
         )
+        manifest = save_columns(target, manifest.model_copy(update=fields), values)
 
-    with ThreadPoolExecutor(workers) as pool:
-        indexed = {name: list(pool.map(index, paths)) for name, paths in groups.items()}
-    every = list(chain(*indexed.values()))
-    highest = max(every, key=lambda tar: tar.highest_label)
-    count = len(joined.classes)
-    if count and not joined.numbers and highest.highest_label >= count:  # labels that begin at 1
-        raise DataError(
-            f"{highest.path}: label {highest.highest_label}, but names are given for the labels 0 "
-            f"to {count - 1}; the first name is that of label 0: name every label"
-        )
-
-    # dataset.json
-    splits = {name: tuple(tar.entry for tar in own) for name, own in indexed.items()}
-    kept = [name for name in manifest.splits if name not in splits]
-    fields: dict[str, object] = {
-        "classes": joined.classes or manifest.classes,
-        "splits": {**manifest.splits, **splits},
-    }
-    if kept:
-        fields["classes"] = merge_classes(manifest.classes, joined.classes)
-    if not kept or "train" in splits:
-        fields |= joined.fields
-    if channels:
-        fields |= _measured_fields(groups, channels, value_range)
-    cells = {name: [tar.cells for tar in own] for name, own in indexed.items()}
-    values = columns_of_tars(cells, columns)
-    paths = {name: built_paths(groups[name], splits[name]) for name in groups}
-    values = with_paths(values, paths, without_splits(manifest, groups))
-    manifest = save_columns(out, manifest.model_copy(update=fields), values)
-
-    # the report
-    empty = sorted({*chain(*tars.values())} - {*chain(*groups.values())})
-    return Indexed(manifest, _report(out, empty, every, workers))
+        # the report
+        empty = sorted({*chain(*tars.values())} - {*chain(*groups.values())})
+        return Indexed(manifest, _report(target, empty, every, num_workers))
 
 
 def _suffixes(
@@ -286,11 +337,13 @@ def _check_once(out: Path, groups: Mapping[str, Sequence[Path]], manifest: Manif
             raise DataError(f"split {split!r} has a tar twice; name each folder once")
 
 
-def check_columns(folder: Path, splits: Iterable[str], columns: SourceOptions) -> None:
+def _check_columns(
+    folder: Path, manifest: Manifest, splits: Iterable[str], columns: SourceOptions
+) -> None:
     """Raise DataError where splits are to be indexed again without the columns that they have."""
     fields = [
         f"{name}:{entry.kind}"
-        for name, entry in open_manifest(folder).columns.items()
+        for name, entry in manifest.columns.items()
         if name != PATH_COLUMN  # only a build knows it
         and set(splits) & set(entry.splits)
     ]

@@ -19,7 +19,7 @@ from sslpipe.errors import DataError, RecipeError
 from sslpipe.recipe.identity import identity
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.report.pictures import thumbnails
-from sslpipe.sharding.index_tars import index_folder
+from sslpipe.sharding.index_tars import index_tars
 from tests.helpers.batches import FIELDS, take
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.fuzz import NUMBERS, mutated
@@ -191,8 +191,7 @@ def folder(tmp_path_factory):
                     info = tarfile.TarInfo(f"s{number:03d}.{suffix}")
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
-    tars = {"train": sorted(folder.glob("*.tar"))}
-    index_folder(folder, tars, channels=CHANNELS, value_range=(0.0, 4000.0))
+    index_tars(folder, split="train", channels=CHANNELS, range=(0.0, 4000.0))
     return folder
 
 

@@ -21,7 +21,7 @@ from sslpipe.sharding.build import read_samples, write_shards
 from sslpipe.sharding.build_report import FILE
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.gather import RawColumn, match_names, parse_pattern
-from sslpipe.sharding.index_tars import check_columns, find_tars, index_folder
+from sslpipe.sharding.index_tars import index_tars
 from sslpipe.sharding.record import save_manifest
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions
 from sslpipe.sharding.verify import verify_columns
@@ -124,15 +124,14 @@ def test_a_half_done_build_with_other_columns_is_not_resumed(tmp_path):
 def test_shards_that_are_indexed_again_have_the_same_values(tmp_path):
     out = tmp_path / "out"
     write_shards(out, read_samples("csv", write_csv(tmp_path / "in")), LAYOUT)
-    fields = SourceOptions(columns=parse_columns("patient,age,shot_at"))
     # the same files; without a word about columns it is refused, as it loses them
-    before, groups = tree(out), find_tars(out, None)
+    before = tree(out)
     with pytest.raises(DataError, match="columns='age:integer,patient:text,shot_at:time'"):
-        check_columns(out, groups, SourceOptions())
-    index_folder(out, groups, columns=fields)
+        index_tars(out)
+    index_tars(out, columns="patient,age,shot_at")
     written = {"dataset.json": "", FILE: ""}  # what the index writes anew
     assert {**tree(out), **written} == {**before, **written}
-    index_folder(out, groups)
+    index_tars(out, columns="")
     assert [*load_index(out).manifest.columns] == ["path"]  # which only the build knows
     assert parquet.read_table(*out.glob("*.parquet")).column_names == ["path"]
 
@@ -167,11 +166,7 @@ def foreign_tar(folder: Path, trees: list[object]) -> Path:
 
 
 def index_foreign(folder: Path, fields: str, pattern: str = "") -> None:
-    columns = SourceOptions(
-        columns=parse_columns(fields),
-        name_pattern=parse_pattern(pattern) if pattern else None,
-    )
-    index_folder(folder, find_tars(folder, None), columns=columns)
+    index_tars(folder, columns=fields, name_pattern=pattern or None)
 
 
 def test_json_and_names_of_foreign_tars(tmp_path):

@@ -15,7 +15,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.portable import one_at_a_time
 from sslpipe.sharding import scan
 from sslpipe.sharding.build_report import FILE, Report
-from sslpipe.sharding.dataset import index_tars
+from sslpipe.sharding.index_tars import index_tars
 from tests.helpers.shards import add, error_of, grey, grey_png, jpeg, run, tree, write_tar
 
 # names of members (an image's content is its place among them), and the samples: key -> (place of
@@ -265,7 +265,7 @@ def test_an_index_keeps_the_split_of_one_that_it_waited_for(tmp_path, monkeypatc
         index_tars(tmp_path / "train", out, split="train")
         return one_at_a_time(folder)
 
-    monkeypatch.setattr("sslpipe.sharding.dataset.one_at_a_time", wait)
+    monkeypatch.setattr("sslpipe.sharding.index_tars.one_at_a_time", wait)
     index_tars(tmp_path / "val", out, split="val")
     assert {*load_index(out).manifest.splits} == {"train", "val"}
 
