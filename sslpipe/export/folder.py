@@ -47,7 +47,12 @@ def read_folder(path: Path) -> SavedBackbone:
     with refusing_damage(path):
         _check_sums(path)
         # build the network and what goes with it, then load the weights
-        config, bare = _read_config(path / "config.json")
+        file = path / "config.json"
+        is_of_library = SSLPIPE_KEY in read_json(file, Tree, remedy=_REMEDY, error=ExportError)
+        if is_of_library:  # the timm and hf formats, whose weights have their libraries' keys
+            config = read_json(file, HubConfig, remedy=_REMEDY, error=ExportError).sslpipe
+        else:
+            config = read_json(file, Config, remedy=_REMEDY, error=ExportError)
         with within_memory("backbone"), made_with(config.facts.get("plugins")):
             build_network = partial(build_backbone, config.backbone, crop_px=config.crop_px)
             check_size("backbone", build_network, path / "model.safetensors")
@@ -59,7 +64,7 @@ def read_folder(path: Path) -> SavedBackbone:
             )
         tensors = load_file(path / "model.safetensors")
         remedy = _REMEDY
-        if bare:
+        if is_of_library:
             tensors = _named(tensors, backbone)
             remedy = _REMEDY_OF_LIBRARIES
         shapes = {key: tensor.shape for key, tensor in backbone.state_dict().items()}
@@ -98,21 +103,6 @@ def _named(tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tenso
         else:
             named[f"embedding.{key.rpartition('.')[2]}"] = tensor
     return named
-
-
-def _read_config(file: Path) -> tuple[Config, bool]:
-    """Read an export's config.json; also whether the weights' keys are those of another library.
-
-    Raises:
-        ExportError: It is damaged, or not of an export.
-    """
-    remedy = "copy the export again"
-    tree = read_json(file, Tree, remedy=remedy, error=ExportError)
-    if SSLPIPE_KEY not in tree:
-        return read_json(file, Config, remedy=remedy, error=ExportError), False
-    # of the timm and hf formats
-    nested = read_json(file, HubConfig, remedy=remedy, error=ExportError)
-    return nested.sslpipe, True
 
 
 @contextmanager

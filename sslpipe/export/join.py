@@ -32,7 +32,13 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     models = [model.seeing(image_type) for model in models]
     known: list[tuple[str, dict[str, Any]]] = []
     for model in models:
-        _check_part(model, source)
+        if model.whitening is not None:
+            raise UserError(
+                f"{source}: {model.name} has a whitening, and joins are of features as they are; "
+                "name what it was made from, and `sslpipe whiten` an export of the join"
+            )
+        if model.config.is_join:
+            raise UserError(f"{source}: {model.name} is a join already; name its parts")
         identity = model.config.weights_sha256, model.view.config()
         if identity in known:
             raise UserError(f"{source} joins {model.name} with itself; give each another size")
@@ -62,17 +68,6 @@ def _image_type(models: Sequence[FrozenBackbone], source: str) -> ImageType:
             "name parts of one background"
         )
     return image_type.on(known[0]) if known and image_type.is_rgb8 else image_type
-
-
-def _check_part(model: FrozenBackbone, source: str) -> None:
-    """Raise UserError where a backbone is no plain network of one view."""
-    if model.whitening is not None:
-        raise UserError(
-            f"{source}: {model.name} has a whitening, and joins are of features as they are; name "
-            "what it was made from, and `sslpipe whiten` an export of the join"
-        )
-    if model.config.is_join:
-        raise UserError(f"{source}: {model.name} is a join already; name its parts")
 
 
 def first_part(joined: FrozenBackbone) -> FrozenBackbone:

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from sslpipe.arguments import checked
 from sslpipe.augment.eval_view import EvalView, eval_view_for, normalisation
@@ -93,7 +93,16 @@ def load_backbone(
         return join([load_backbone(part.text) for part in parsed.parts], parsed.text)
     if parsed.scheme != "sslpipe":
         return _load_weights(parsed, component, parsed.px or crop_px)
-    model = load_run(parsed.path, checkpoint=checkpoint) if is_run else _load_export(parsed.path)
+    if is_run:
+        model = load_run(parsed.path, checkpoint=checkpoint)
+    else:
+        saved = read_folder(parsed.path)
+        whitening = None
+        if saved.config.whitening_sha256 is not None:
+            with refusing_damage(parsed.path):
+                file = parsed.path / "whitening.safetensors"
+                whitening = load_whitening(file, saved.config.whitening_sha256)
+        model = FrozenBackbone(saved.backbone, saved.view, saved.config, whitening)
     return model if parsed.px is None else at_size(model, parsed.px, parsed.text)
 
 
@@ -180,17 +189,6 @@ def _load_module(
         return _load_weights(source, component, crop_px)
 
 
-def _load_export(path: Path) -> FrozenBackbone:
-    """Load what `write.export_backbone` wrote. Raises: ExportError."""
-    saved = read_folder(path)
-    config = saved.config
-    whitening = None
-    with refusing_damage(path):
-        if config.whitening_sha256 is not None:
-            whitening = load_whitening(path / "whitening.safetensors", config.whitening_sha256)
-    return FrozenBackbone(saved.backbone, saved.view, config, whitening)
-
-
 def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
     """Load the backbone of a run's checkpoint: the one place that knows its files.
 
@@ -213,7 +211,12 @@ def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
     with made_with(plugins_of(run_dir)):
         recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)
         assert recipe.backbone is not None  # a run has written down what it built
-        data = _read_data(run_dir, identity.index_sha256)
+        data = read_description(run_dir, "data.json", DataDescription)
+        if data.index_sha256 != identity.index_sha256:
+            raise UserError(
+                f"{run_dir / 'data.json'} is damaged: it is not of the checkpoint's data; resume "
+                "the run with its own `sslpipe train` command, or restore a copy"
+            )
         # the view of evaluation: the training's crop and normalisation, without its distortions
         channels = (data.image or RGB8).channels
         with refusals("augment", recipe.augment.kind):
@@ -226,8 +229,10 @@ def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
         # the weights
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
     try:
+        prefix = "backbone."
         tensors = load_file(folder / "model.safetensors")
-        backbone.load_state_dict(_part(tensors, "backbone."), strict=True)
+        own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        backbone.load_state_dict(own, strict=True)
     except (SafetensorError, RuntimeError) as error:
         if memory_is_short(error):
             raise
@@ -275,21 +280,6 @@ def _run_metadata(
     if state.classes is not None and not is_untrained:  # of a fine-tuning
         metadata["classes_seen"] = state.classes
     return metadata
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-
-
-def _read_data(run_dir: Path, index_sha256: str) -> DataDescription:
-    """Read data.json. Raises: UserError where it is damaged, or of another data set."""
-    data = read_description(run_dir, "data.json", DataDescription)
-    if data.index_sha256 != index_sha256:
-        raise UserError(
-            f"{run_dir / 'data.json'} is damaged: it is not of the checkpoint's data; resume the "
-            "run with its own `sslpipe train` command, or restore a copy"
-        )
-    return data
 
 
 def _evaluation(path: Path, weights_sha256: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,20 @@ def whiten(
     width = rows.features.shape[1]
     if metadata or isinstance(train, str | Path):
         named = str(train) if isinstance(train, str | Path) else "train"
-        _check_origin(named, metadata, export, backbone)
-    else:
-        _check_width(width, export, backbone)
+        if metadata.get("backbone_sha256") != backbone.config.weights_sha256:
+            raise UserError(f"{named} is of another backbone; embed the train split with {export}")
+        if "whitening_sha256" in metadata:
+            raise UserError(f"{named} is flattened already; embed with the export as it was before")
+    elif backbone.whitening is not None:  # nothing is known of an array
+        raise UserError(
+            f"{export} flattens its features already, so that train may be flattened, too; give "
+            "the file that `sslpipe embed` wrote with the export as it was before"
+        )
+    elif width != backbone.num_features:
+        raise UserError(
+            f"train has {width} features a row, and {export} makes {backbone.num_features}; "
+            "embed the train split with it"
+        )
     kept = width if dims is None else dims
     if power is None:
         power, why, helps = choose_power(rows, dims=kept)
@@ -91,30 +102,6 @@ def whiten(
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     _put(export, fitted, view, with_flattening(text, num_features=width, num_encoded=kept))
     return fitted
-
-
-def _check_origin(
-    named: str, metadata: Mapping[str, Any], export: Path, backbone: FrozenBackbone
-) -> None:
-    """Raise UserError where features, by what is known of them, are not of an export as it was."""
-    if metadata.get("backbone_sha256") != backbone.config.weights_sha256:
-        raise UserError(f"{named} is of another backbone; embed the train split with {export}")
-    if "whitening_sha256" in metadata:
-        raise UserError(f"{named} is flattened already; embed with the export as it was before")
-
-
-def _check_width(width: int, export: Path, backbone: FrozenBackbone) -> None:
-    """Raise UserError where rows of which nothing is known cannot be, or need not be, its own."""
-    if backbone.whitening is not None:
-        raise UserError(
-            f"{export} flattens its features already, so that train may be flattened, too; give "
-            "the file that `sslpipe embed` wrote with the export as it was before"
-        )
-    if width != backbone.num_features:
-        raise UserError(
-            f"train has {width} features a row, and {export} makes {backbone.num_features}; "
-            "embed the train split with it"
-        )
 
 
 def _put(export: Path, fitted: Whitening, view: dict[str, Any], card: str) -> None:

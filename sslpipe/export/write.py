@@ -136,7 +136,13 @@ def export_backbone(
                 written[f"{name}-pixels"] = path
                 usages[f"{name}-pixels"] = onnx_usage(path.name)
         usages |= {name: usage_lines(name, model) for name in formats}
-        _write_card_and_sums(model, folder, usages)
+        # what people read, and sums; each library's folder has its own, and can be used alone
+        config = model.config.model_dump(mode="json")
+        card = model_card(config, usages, None if model.whitening is None else model.num_encoded)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        for part in (folder / "timm", folder / "hf", folder):
+            if part.is_dir():
+                (part / SUMS).write_text(sha256_sums(part))
         if out.exists():
             shutil.move(out, scratch / "replaced")
         folder.replace(out)
@@ -167,24 +173,22 @@ def _write_proved(
     say("prove them in a clean process")
     expected = proof.expected
     encoded = expected if model.whitening is None else model.whitening.apply(expected)
-    for name, reloaded in read_outputs(folder, formats, proof.images).items():
-        _compare(
-            name,
-            reloaded,
-            encoded if FORMATS[name].flattens else expected,
-            normalised=model.backbone.normalize and name in ("timm", "hf"),
-        )
+    for name, all_reloaded in read_outputs(folder, formats, proof.images).items():
+        wanted = encoded if FORMATS[name].flattens else expected
+        for number, value in enumerate(all_reloaded, 1):
+            if value.shape != wanted.shape:
+                raise ExportError(
+                    f"format {name}: features are {(*value.shape,)}, not {(*wanted.shape,)}"
+                )
+            if model.backbone.normalize and name in ("timm", "hf"):  # left to who uses them
+                value = F.normalize(value, dim=1)
+            difference = relative_difference(value, wanted)
+            if not difference <= TOLERANCE:
+                raise ExportError(
+                    f"format {name}: features in a clean process differ by {difference:.2g} of the "
+                    f"largest, more than {TOLERANCE:g} (reader {number}); nothing was written"
+                )
     return written
-
-
-def _write_card_and_sums(model: FrozenBackbone, folder: Path, usages: dict[str, str]) -> None:
-    """Write README.md and SHA256SUMS; each library's folder has sums too, and can be used alone."""
-    config = model.config.model_dump(mode="json")
-    card = model_card(config, usages, None if model.whitening is None else model.num_encoded)
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    for part in (folder / "timm", folder / "hf", folder):
-        if part.is_dir():
-            (part / SUMS).write_text(sha256_sums(part))
 
 
 def _check_free(out: Path, *, overwrite: bool) -> None:
@@ -273,28 +277,3 @@ def _proof(model: FrozenBackbone) -> _Proof:
             "or diverged; export other weights"
         )
     return _Proof(images, expected)
-
-
-def _compare(
-    name: str,
-    all_reloaded: list[Tensor],
-    expected: Tensor,
-    *,
-    normalised: bool = False,
-) -> None:
-    """Raise ExportError unless each reader of a format found the expected features.
-
-    `normalised`: they have length 1, and a reader's are normalised by who uses them.
-    """
-    for number, reloaded in enumerate(all_reloaded, 1):
-        ours = tuple(expected.shape)
-        theirs = tuple(reloaded.shape)
-        if theirs != ours:
-            raise ExportError(f"format {name}: features are {theirs}, not {ours}")
-        value = F.normalize(reloaded, dim=1) if normalised else reloaded
-        difference = relative_difference(value, expected)
-        if not difference <= TOLERANCE:
-            raise ExportError(
-                f"format {name}: features in a clean process differ by {difference:.2g} of the "
-                f"largest, more than {TOLERANCE:g} (reader {number}); nothing was written"
-            )

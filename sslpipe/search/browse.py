@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from sslpipe.arguments import checked
-from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.index import DatasetIndex
 from sslpipe.data.reader import keys_of
 from sslpipe.errors import DataError, UserError, as_path, counted, install
 from sslpipe.evaluation.neighbours import nearest
@@ -134,21 +134,15 @@ def write_map(
     }
     if split is not None:
         columns["image"] = [{"bytes": pictures[sample]} for sample in ids]
-        _add_columns_of_data(columns, split, ids)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        parquet.write_table(pa.table(columns), temporary)
-    return len(ids)
-
-
-def _add_columns_of_data(columns: dict[str, list[Any]], split: Split, ids: list[int]) -> None:
-    """Add the columns of a data set, as text; one that has the name of another is renamed."""
-    for name in split.columns:
-        if split.has_values(name):
+        for name in filter(split.has_values, split.columns):
             shown_as = name
             while shown_as in {*OWN, *columns}:
                 shown_as += "_column"
             columns[shown_as] = split.column(name).show(ids)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        parquet.write_table(pa.table(columns), temporary)
+    return len(ids)
 
 
 def show_map(

@@ -359,8 +359,8 @@ def threshold_at(scores: Tensor, far: float) -> float:
     Ties are accepted together.
 
     Args:
-        scores: (n,). For `verify` those of pairs of two identities; with fewer than 1 / far of
-            them, the threshold lies just above the highest.
+        scores: (n,). To compare two images those of pairs of two identities; with fewer than
+            1 / far of them, the threshold lies just above the highest.
         far: False accept rate, in 0..1.
     """
     if not 0 <= far <= 1 or not len(scores):
@@ -371,12 +371,6 @@ def threshold_at(scores: Tensor, far: float) -> float:
         return float(falling[-1])
     refused = falling[allowed]  # and with it all of its ties
     return float(torch.nextafter(refused, torch.tensor(torch.inf)))
-
-
-def verify(first: Tensor, second: Tensor, threshold: float) -> tuple[bool, float]:
-    """Return whether two embeddings (D,) show one identity, and their similarity."""
-    score = similarity(first, second)
-    return score >= threshold, score
 
 
 def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tensor:

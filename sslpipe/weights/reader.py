@@ -88,7 +88,10 @@ def read_weights(
     with _errors_of(what, component):
         sketch = _sketch(wanted, crop_px or own_size(wanted), opened)
         if wanted.kind == "transformers" and wanted == stated and source.kind is None:
-            opened, dropped = _renamed_by_transformers(opened, wanted)
+            # as they are: some models have parts that are called as wrappers are
+            tensors = opened.plain or opened.checkpoint.tensors
+            renamed, dropped = transformers_tensors(wanted, tensors, what)
+            opened = replace(opened, checkpoint=Checkpoint(renamed, frozenset([""])), plain={})
     encoder = find_encoder(opened.checkpoint, sketch, wanted.kind, what)
     may_be_usual = encoder is not None and encoder.is_plain  # but not if only an fc_norm fits it
     if encoder is not None and kind is not None:
@@ -153,18 +156,6 @@ def _open(source: Source) -> _Opened:
         arch=_arch(tree),
         config=config,
     )
-
-
-def _renamed_by_transformers(
-    opened: _Opened, component: SparseSettings
-) -> tuple[_Opened, list[str]]:
-    """Give tensors the keys of this version's model; and list what is no part of it.
-
-    They are taken as they are: some of its models have parts that are called as wrappers are.
-    """
-    tensors = opened.plain or opened.checkpoint.tensors
-    renamed, dropped = transformers_tensors(component, tensors, opened.source.text)
-    return replace(opened, checkpoint=Checkpoint(renamed, frozenset([""])), plain={}), dropped
 
 
 @contextmanager

@@ -248,7 +248,7 @@ def verify_command(
     if pairs is not None:
         find_named_images(pairs)
 
-    from sslpipe.search.gallery import different_pairs, threshold_at, verify
+    from sslpipe.search.gallery import different_pairs, similarity, threshold_at
 
     backbone = model.load()
     if threshold is None:
@@ -260,7 +260,8 @@ def verify_command(
     kept, two = encode_readable(backbone, [*images])
     if len(kept) < 2:
         raise UserError("both images must be readable")
-    same, score = verify(two[0], two[1], threshold)
+    score = similarity(two[0], two[1])
+    same = score >= threshold
     print(f"{'same' if same else 'different'}\t{score:.4f}\tthreshold {threshold:.4f}")
     if not same:
         raise typer.Exit(1)
