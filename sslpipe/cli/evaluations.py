@@ -8,10 +8,8 @@ from pathlib import Path
 from types import GenericAlias, NoneType
 from typing import Annotated, Any, get_args, get_origin
 
-import numpy as np
 import torch
 import typer
-from numpy.typing import NDArray
 
 from sslpipe.cli.inputs import check_file, start
 from sslpipe.cli.options import (
@@ -30,7 +28,6 @@ from sslpipe.cli.terminal import (
     text_table,
     working,
 )
-from sslpipe.data.index import Split
 from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import check_embeddings
@@ -63,19 +60,17 @@ _EXTRA = {  # of the examples
 _CODES = (GroupCodes, GroupCodes | None)  # arguments of evaluations that name a column
 
 
-def _column(side: Features, asked: str) -> tuple[Split, NDArray[np.int64]]:
-    """Return the split and the ids of the rows. Raises DataError, with what asked for them."""
-    if side.split is None:
-        remedy = "name the dataset.json that both files were embedded from with --data"
-        raise DataError(f"{asked}; {remedy}")
-    return side.split, side.rows.ids.cpu().numpy()
-
-
 def _codes(sides: Sequence[Features], option: str, name: str) -> GroupCodes:
     """Look up a column for the rows of both sides, as an option asks."""
-    asked = f"--{option.replace('_', '-')} {name} is looked up in the data set"
-    bank, queries = (_column(side, asked) for side in sides)
-    return group_codes(name, bank, queries)
+    rows = []
+    for side in sides:
+        if side.split is None:
+            raise DataError(
+                f"--{option.replace('_', '-')} {name} is looked up in the data set; name the "
+                "dataset.json that both files were embedded from with --data"
+            )
+        rows.append((side.split, side.rows.ids.cpu().numpy()))
+    return group_codes(name, *rows)
 
 
 def print_results(title: str, results: Sequence[Result], prefix: str = "") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -166,7 +166,13 @@ def choose(
     if not networks.features:
         raise UserError(f"no candidate can be ranked{skipped.reasons()}")
     # the ranking, and what is to be used
-    identity = _identity(networks, images)
+    identity = {  # all that decides the ranking
+        "keys": networks.keys,
+        "sets": candidates.rows_to_rank(networks.candidates.values()),
+        "seed": SEED,
+        "labels": images.lacking is None,
+        "seen": images.seen.tolist(),
+    }
     ranked = ranking.ranking_from(out / CHOICE, identity)  # of an earlier call
     if not ranked:
         ranked = _rank(networks, images, identity["sets"], say)
@@ -177,7 +183,10 @@ def choose(
     best = ranking.to_use(ranked, two_sizes)
     # the answer in words, a table and a page; and the row to use as a backbone
     table = table_cells(ranked, networks.candidates)
-    places = _places_shown(ranked, best)
+    shown = {*ranking.best_forms(ranked), ranked.index(best)}
+    if best.values:  # ranked by labels, and compared with this one
+        shown.add(ranked.index(ranking.best_single(ranked)))
+    places = sorted(shown)
     choice = Choice(
         answer=answer(ranked, best, networks.candidates, lacking=images.lacking, few=few),
         heads=table.heads,
@@ -297,11 +306,20 @@ class _Networks:
     keys: list[str] = field(default_factory=list)
 
 
+class _Earlier(Stored):
+    """What choice.json says of the candidates."""
+
+    sources: list[str]
+
+
 def _readable(sources: Sequence[str | Path], skip: Skip) -> list[str]:
-    """Return the sources that name something, each once."""
+    """Return the sources that name something, each once; of an earlier choice its candidates."""
+    named: list[str] = []
+    for place, source in enumerate(sources):
+        file = as_path(source, f"sources[{place}]") / CHOICE
+        named += read_json(file, _Earlier).sources if file.is_file() else [str(source)]
     readable = []
-    named = (_candidates_of(one, f"sources[{place}]") for place, one in enumerate(sources))
-    for source in dict.fromkeys(itertools.chain.from_iterable(named)):
+    for source in dict.fromkeys(named):
         try:
             check_model(source)
             readable.append(source)
@@ -374,17 +392,6 @@ def _embed_all(
     return done
 
 
-def _identity(networks: _Networks, images: _Images) -> dict[str, Any]:
-    """Return all that decides the ranking."""
-    return {
-        "keys": networks.keys,
-        "sets": candidates.rows_to_rank(networks.candidates.values()),
-        "seed": SEED,
-        "labels": images.lacking is None,
-        "seen": images.seen.tolist(),
-    }
-
-
 def _rank(
     networks: _Networks, images: _Images, rows: Sequence[ranking.Names], say: Say
 ) -> list[Ranked]:
@@ -396,14 +403,6 @@ def _rank(
     if images.lacking is None:
         return ranking.rank_with_labels(networks.features, rows, SEED)
     return ranking.rank_without_labels(networks.features, networks.corners, rows)
-
-
-def _places_shown(ranked: Sequence[Ranked], best: Ranked) -> list[int]:
-    """Return the places of the rows that a user sees."""
-    places = {*ranking.best_forms(ranked), ranked.index(best)}
-    if best.values:  # ranked by labels, and compared with this one
-        places.add(ranked.index(ranking.best_single(ranked)))
-    return sorted(places)
 
 
 @checked
@@ -439,18 +438,6 @@ def rank_features(features: Mapping[str, Array], labels: Array) -> list[Ranked]:
         ranking.check_features(name, each, first)
     sets: list[tuple[str, ...]] = [(name,) for name in rows]
     return ranking.rank_with_labels(rows, [*sets, *itertools.combinations(rows, 2)], SEED)
-
-
-class _Earlier(Stored):
-    """What choice.json says of the candidates."""
-
-    sources: list[str]
-
-
-def _candidates_of(source: str | Path, argument: str) -> Iterable[str]:
-    """Return the candidates of the folder of an earlier choice; else the source itself."""
-    file = as_path(source, argument) / CHOICE
-    return read_json(file, _Earlier).sources if file.is_file() else [str(source)]
 
 
 def _shards(
