@@ -105,24 +105,17 @@ def compare_all(
 def _decide(scores: Scores, forms: Sequence[Tree]) -> tuple[Tree, float]:
     """Choose the form that decides, and the p-value of an answer that scale does not make."""
     # the form in which both together score more: it stays the same if the two change places
-    deciding = max(forms, key=lambda row: row["value"] + row["against_value"])
-    p = deciding["p"]
+    deciding, other = sorted(forms, key=lambda row: -row["value"] - row["against_value"])
     ahead = deciding["difference"] > 0
-    for other in forms:
-        if other is deciding:
-            continue
-        # whoever is behind may be taken in the other form, too
-        mixed = (deciding, other) if ahead else (other, deciding)
-        pair = (deciding["features"], deciding["against"])
-        crossed = _compare(
-            scores, pair, (mixed[0]["whitened"], mixed[1]["whitened"]), deciding["measure"]
-        )
-        assert crossed is not None
-        signs = {np.sign(row["difference"]) for row in (deciding, crossed, other)} - {0}
-        p = max(p, crossed["p"]) if len(signs) < 2 else 1.0
-        deciding["other_form_value"] = crossed["against_value" if ahead else "value"]
-        deciding["other_form_difference"] = other["difference"]
-    return deciding, p
+    # whoever is behind may be taken in the other form, too
+    ours, theirs = (deciding, other) if ahead else (other, deciding)
+    pair = (deciding["features"], deciding["against"])
+    crossed = _compare(scores, pair, (ours["whitened"], theirs["whitened"]), deciding["measure"])
+    assert crossed is not None
+    deciding["other_form_value"] = crossed["against_value" if ahead else "value"]
+    deciding["other_form_difference"] = other["difference"]
+    signs = {np.sign(row["difference"]) for row in (deciding, crossed, other)} - {0}
+    return deciding, max(deciding["p"], crossed["p"]) if len(signs) < 2 else 1.0
 
 
 def _compare(
@@ -234,16 +227,15 @@ def held_back(each: Tree) -> str:
     if each["answer"] != "no clear difference" or not excludes_zero(each["interval95"]):
         return ""
     forms = form_names(each, other=True)
-    value = each.get("other_form_value")
-    if value is not None:
-        if each["difference"] * each["other_form_difference"] < 0:
-            form = forms[0] if forms[0] == forms[1] else "flattened"
-            return f"; the other way round if both are taken {form}"
-        ahead = max(each["value"], each["against_value"])
-        behind, form = ("theirs", forms[1]) if each["difference"] > 0 else ("ours", forms[0])
-        # in its own form it may be clear among all comparisons; then the other form is the reason
-        if value >= ahead or each.get("p", 1.0) * each["of"] <= LEVEL or each["of"] == 1:
-            return f"; not clear where {behind} is taken {form}, {100 * value:.1f} %"
+    if each["difference"] * each["other_form_difference"] < 0:
+        form = forms[0] if forms[0] == forms[1] else "flattened"
+        return f"; the other way round if both are taken {form}"
+    ahead = max(each["value"], each["against_value"])
+    behind, form = ("theirs", forms[1]) if each["difference"] > 0 else ("ours", forms[0])
+    # in its own form it may be clear among all comparisons; then the other form is the reason
+    value = each["other_form_value"]
+    if value >= ahead or each["p"] * each["of"] <= LEVEL or each["of"] == 1:
+        return f"; not clear where {behind} is taken {form}, {100 * value:.1f} %"
     return f"; not clear among {each['of']} comparisons"
 
 
@@ -322,13 +314,12 @@ def clear_comparisons(own: Sequence[Tree]) -> list[Tree]:
     """Return which of the comparisons with one baseline show a clear difference.
 
     One of several measures is soon clear by chance: unless all are, and in one direction, they
-    count by Holm, where the p-values are known.
+    count by Holm.
     """
     ones = [c for c in own if excludes_zero(c["interval95"])]
     if len(ones) == len(own) and len({c["interval95"][0] > 0 for c in ones}) == 1:
         return ones
-    p_values = [c["p"] for c in own if c.get("p") is not None]
-    adjusted = holm(p_values) if len(p_values) == len(own) else [0.0] * len(own)
+    adjusted = holm([c["p"] for c in own])
     return [c for c, p in zip(own, adjusted, strict=True) if p <= LEVEL and c in ones]
 
 
