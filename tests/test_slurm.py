@@ -448,10 +448,12 @@ def test_the_check_before_a_training_runs_in_the_sites_container(tmp_path):
     stands_in(tmp_path, "scontrol", "echo n1")
     cores = "${SRUN_CPUS_PER_TASK:-one}"  # a step's, which are not those of the job
     path = stands_in(tmp_path, "srun", f'echo "{cores} cores: $*" >>{calls}; touch {run_dir}/DONE')
-    script = batch_script({}, ["a.toml", "--data", "d", f"--run-dir={run_dir}"], site)
+    words = ["a.toml", "--data", "d", "--run-dir=~/run"]  # no shell replaces this ~
+    script = batch_script({}, words, site)
     script = script.replace(f"export PATH={sys.prefix}/bin:$PATH", "")
     variables = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "n1"}
     environment = {**os.environ, **variables, "SLURM_CPUS_PER_TASK": "8", "PATH": path}
+    environment["HOME"] = str(tmp_path)
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert calls.read_text().count("8 cores: ") == 2

@@ -8,6 +8,7 @@ for ((i = 0; i < $#; i++)); do
     *) settings+=("${words[i]}") ;;
   esac
 done
+run=${run/#\~\//$HOME/} # of --run-dir=~/runs, as the program does
 [ -n "$run" ] || { echo "slurm: give --run-dir RUN" >&2; exit 2; }
 mkdir -p "$run"
 
