@@ -88,8 +88,9 @@ def few_rows(bank: Embeddings, labels_per_class: int, seed: int, draw: int) -> T
     chosen = members[places < labels_per_class]
     known, counts = np.unique(labels[chosen], return_counts=True)
     if (lacking := np.flatnonzero(counts < labels_per_class)).size:
+        row = int(bank.ids[int(np.argmax(labels == known[lacking[0]]))])
         raise DataError(
-            f"class {known[lacking[0]]} has {counts[lacking[0]]} rows in the bank, fewer than "
+            f"the class of row {row} has {counts[lacking[0]]} rows in the bank, fewer than "
             f"labels_per_class = {labels_per_class}; ask for fewer (--labels-per-class)"
         )
     return torch.from_numpy(np.sort(chosen)).to(bank.features.device)

@@ -148,8 +148,11 @@ def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:
     members, places = by_class(shuffled(train, (seed,)), labels)
     known, counts = np.unique(labels, return_counts=True)
     if (counts < 2).any():
-        label = known[np.argmax(counts < 2)]
-        raise DataError(f"class {label} has one train row; a hold-out needs at least two")
+        alone = np.isin(labels, known[counts < 2])
+        raise DataError(
+            f"train row {int(train.ids[int(alone.argmax())])} is the only one of its class, as are "
+            f"{alone.sum():,} of {len(labels):,}; a hold-out needs two: leave such rows out"
+        )
     shares = np.maximum(1, (fraction * counts).astype(np.int64))
     held = np.zeros(len(labels), bool)
     held[members[places < shares[np.searchsorted(known, labels[members])]]] = True

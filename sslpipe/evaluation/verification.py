@@ -259,8 +259,8 @@ def kfold_accuracy(
     kinds = [np.flatnonzero(same), np.flatnonzero(~same)]
     if folds < 2 or min(map(len, kinds)) < folds:
         raise DataError(
-            f"folds = {folds} must be at least 2, and there are {len(kinds[0])} same and "
-            f"{len(kinds[1])} different pairs to split"
+            f"there are {len(kinds[0])} pairs of one label and {len(kinds[1])} of two, and the "
+            f"accuracy over {folds} folds needs {folds} of each; give more rows"
         )
     fold = np.empty(len(same), np.int64)
     for rows in kinds:

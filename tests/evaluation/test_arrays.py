@@ -159,6 +159,18 @@ def test_labels_of_which_none_can_be_right_are_refused(call):
         assert 0 <= call(rows, [*train], rows, [*test[:5], train[0]]).value <= 1  # some can
 
 
+def test_classes_too_small_are_named_by_a_row_as_labels_may_be_texts():
+    features = TRAIN[0][:31]
+    labels = ["cat", "dog", "emu"] * 10 + ["fox"]
+    both = (features, labels, 2 * features, labels)
+    with pytest.raises(DataError, match=r"row 30 is the only one of its class, as are 1 of 31"):
+        sslpipe.linear_probe(*both)
+    with pytest.raises(DataError, match=r"class of row 30 has 1 rows .*labels_per_class = 5"):
+        sslpipe.knn(*both, labels_per_class=5)
+    with pytest.raises(DataError, match=r"7 pairs of one label and 21 of two.*give more rows"):
+        sslpipe.verification(features[:8], labels[:8], far=[0.1])
+
+
 def test_one_rank_in_place_of_a_list_is_named():
     with pytest.raises(UserError, match=r"k = 5 .*\[5\]"):
         sslpipe.retrieval(*TEST, k=5)

@@ -154,7 +154,7 @@ def test_wrong_options_are_one_clear_error(options, message):
     with pytest.raises(DataError, match=message):
         linear_probe(data, data, **options)
     wrong = rows(np.eye(3), [0, 0, 1])
-    with pytest.raises(DataError, match="one train row"):
+    with pytest.raises(DataError, match="row 2 is the only one of its class, as are 1 of 3"):
         linear_probe(wrong, wrong)
 
 
