@@ -267,33 +267,27 @@ def _write_index(
     """Write dataset.json and the columns; returns what it has now, and what to say of channels."""
     shards = {key: own.shards for key, own in written.items()}
     fields: dict[str, object] = {"splits": {**manifest.splits, **shards}}
-    measured = list[str]()
-    # mean and std are train's, or the first split's while there is no train
+    notes = list[str]()
+    # type, mean and std are train's, or the first split's while there is no train
     if "train" in written or not manifest.splits:
         of_split = written.get("train", next(iter(written.values())))
-        statistics, measured = _statistics(out, of_split, window)
-        fields |= statistics
+        layout = of_split.plan.layout
+        if layout.arrays is None:
+            mean, std = mean_and_std(of_split.done)
+            image = None if layout.background is None else RGB8.on(layout.background)
+            fields |= {"image": image, "mean": mean, "std": std}
+        else:
+            tars = [out / shard.file for shard in of_split.shards]
+            measured = measure(tars, layout.arrays.channels, window)
+            image = measured.image.read_as(layout.arrays.reading)
+            fields |= {"image": image, "mean": measured.mean, "std": measured.std}
+            notes = measured.notes
     columns = with_paths(
         {key: own.columns() for key, own in written.items()},
         {key: own.names() for key, own in written.items()},
         manifest,
     )
-    return save_columns(out, manifest.model_copy(update=fields), columns), measured
-
-
-def _statistics(
-    out: Path, written: WrittenSplit, window: tuple[float, float] | None
-) -> tuple[dict[str, object], list[str]]:
-    """Return type, mean and std of a split's images as dataset.json has them, and what to say."""
-    layout = written.plan.layout
-    if layout.arrays is None:
-        mean, std = mean_and_std(written.done)
-        image = None if layout.background is None else RGB8.on(layout.background)
-        return {"image": image, "mean": mean, "std": std}, []
-    tars = [out / shard.file for shard in written.shards]
-    measured = measure(tars, layout.arrays.channels, window)
-    image = measured.image.read_as(layout.arrays.reading)
-    return {"image": image, "mean": measured.mean, "std": measured.std}, measured.notes
+    return save_columns(out, manifest.model_copy(update=fields), columns), notes
 
 
 def _list_missing(path: Path, missing: Mapping[str, Sequence[str]], written: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -71,9 +71,46 @@ def _read_text(options: SourceOptions, path: Path, root: Path, raw: bytes) -> di
     if is_list and options.image_column not in columns:
         text = raw.decode("utf-8-sig", errors="surrogateescape")  # Windows begins with a mark
         return _read_list(options, root, text)
-    table = _read_cells(options, path, raw, sign, columns)
+
+    # the columns that are asked for, as texts, a row an image
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        is_wide = raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        now = "utf-16" if is_wide else "cp1252"
+        remedy = f"save it as UTF-8: iconv -f {now} -t utf-8 {path} > utf8.csv"
+        raise DataError(f"cannot read {path}: {first_line(error)}; {remedy}") from error
+    image_names = image_columns(options.image_column, columns)
+    wanted = wanted_columns(options, image_names, columns)
+    if by:
+        wanted[by] = "--split-column"
+    if options.image_column not in columns and any(is_image(Path(name)) for name in columns):
+        raise DataError(
+            f"{path} begins with {shown(columns[0])}, an image, and its first line names the "
+            "columns: put one above it, such as path,label"
+        )
+    for column, option in wanted.items():
+        check_column(path, column, columns, option)
+    try:
+        table = arrow_csv.read_csv(
+            io.BytesIO(raw),
+            # one block: a cell may have any size; one thread: it counts rows for messages
+            arrow_csv.ReadOptions(block_size=len(raw) + 1, use_threads=False),
+            arrow_csv.ParseOptions(delimiter=sign, newlines_in_values=True),
+            arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(wanted, pa.string()), include_columns=list(wanted)
+            ),
+        )
+    except ValueError as error:
+        remedy = ""
+        if "columns" in str(error):
+            remedy = "; give each row as many cells as the first has, with quotes around commas"
+        raise DataError(f"cannot read {path}: {first_line(error)}{remedy}") from error
+    table = a_row_an_image(table, image_names, options.image_column)
     if not len(table):
         raise DataError(f"{path} has no rows below its first line, which names the columns")
+
+    # each row: its image, class and split
     paths = _filled(table, options.image_column, path)
     labels = [None] * len(table)
     if options.labels:
@@ -92,7 +129,7 @@ def _read_text(options: SourceOptions, path: Path, root: Path, raw: bytes) -> di
     fields = [name for name in (*options.fields, PLACE) if name in table.column_names]
     cells = {split: table.take(own).select(fields) for split, own in places.items()}
     images = from_rows(options, root, rows, cells, where=where)
-    read = {*image_columns(options.image_column, columns), *options.fields, by}
+    read = {*image_names, *options.fields, by}
     unread = unread_columns(columns, {*read, options.label_column})
     return reported(images, [*unread, *_not_listed(options, images)])
 
@@ -206,46 +243,6 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         reason = error.strerror or error
         raise DataError(f"cannot read {path}: {reason}; name the table with --csv") from error
-
-
-def _read_cells(
-    options: SourceOptions, path: Path, raw: bytes, sign: str, columns: Sequence[str]
-) -> Any:
-    """Read the columns that are asked for, as texts, a row an image. Raises: DataError."""
-    try:
-        raw.decode()
-    except UnicodeDecodeError as error:
-        is_wide = raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        now = "utf-16" if is_wide else "cp1252"
-        remedy = f"save it as UTF-8: iconv -f {now} -t utf-8 {path} > utf8.csv"
-        raise DataError(f"cannot read {path}: {first_line(error)}; {remedy}") from error
-    images = image_columns(options.image_column, columns)
-    wanted = wanted_columns(options, images, columns)
-    if options.split_column:
-        wanted[options.split_column] = "--split-column"
-    if options.image_column not in columns and any(is_image(Path(name)) for name in columns):
-        raise DataError(
-            f"{path} begins with {shown(columns[0])}, an image, and its first line names the "
-            "columns: put one above it, such as path,label"
-        )
-    for column, option in wanted.items():
-        check_column(path, column, columns, option)
-    try:
-        table = arrow_csv.read_csv(
-            io.BytesIO(raw),
-            # one block: a cell may have any size; one thread: it counts rows for messages
-            arrow_csv.ReadOptions(block_size=len(raw) + 1, use_threads=False),
-            arrow_csv.ParseOptions(delimiter=sign, newlines_in_values=True),
-            arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(wanted, pa.string()), include_columns=list(wanted)
-            ),
-        )
-    except ValueError as error:
-        remedy = ""
-        if "columns" in str(error):
-            remedy = "; give each row as many cells as the first has, with quotes around commas"
-        raise DataError(f"cannot read {path}: {first_line(error)}{remedy}") from error
-    return a_row_an_image(table, images, options.image_column)
 
 
 def _delimiter(raw: bytes, image_column: str) -> str:
