@@ -262,7 +262,7 @@ def _delimiter(raw: bytes, image_column: str) -> str:
 
 def _header(raw: bytes, sign: str) -> list[str]:
     """Return the names of the columns between which stands this sign; [] where there are none."""
-    text = io.StringIO(raw.decode("utf-8-sig", errors="replace"), newline="")
+    text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", errors="replace", newline="")
     try:
         return next((row for row in csv.reader(text, delimiter=sign) if row), [])
     except csv.Error:  # a cell of many letters: no name

@@ -74,8 +74,17 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
         *merged_classes(all_labels),
         *group_lines(merge_groups(each for tar in read for each in tar.scan.unusual)),
         *unread(skipped, groups[chosen[0]][0]),
-        *_unnamed(every, options),
     ]
+    if options.labels and not options.fields and all_labels == {None}:
+        keys = _keys(every)
+        has_texts = any(each.kind == ".txt" for tar in every for each in tar.scan.left_out)
+        there = ["there is KEY.txt"] if has_texts else []
+        there += [f"in their KEY.json is {', '.join(keys[:MOST_KEYS])}"] if keys else []
+        if there:
+            doubts.append(
+                f"no image has a label; {', and '.join(there)}: name the classes with "
+                "--label-column"
+            )
     return reported(images, [*skipped, *unread_keys], doubts)
 
 
@@ -133,20 +142,6 @@ def _check_known(root: Path, tars: Sequence[_Tar], options: SourceOptions) -> No
             raise DataError(
                 f"--columns={name!r}: no sample has it{did_you_mean(name, keys)}; {there}"
             )
-
-
-def _unnamed(tars: Sequence[_Tar], options: SourceOptions) -> list[str]:
-    """Name where classes may be, where no sample has one and nothing of KEY.json is asked for."""
-    has_labels = any(label is not None for tar in tars for label in tar.labels)
-    if has_labels or not options.labels or options.fields:
-        return []
-    keys = _keys(tars)
-    has_texts = any(each.kind == ".txt" for tar in tars for each in tar.scan.left_out)
-    there = ["there is KEY.txt"] if has_texts else []
-    there += [f"in their KEY.json is {', '.join(keys[:MOST_KEYS])}"] if keys else []
-    if not there:
-        return []
-    return [f"no image has a label; {', and '.join(there)}: name the classes with --label-column"]
 
 
 def _images(tars: Sequence[_Tar], all_labels: set[str | None], options: SourceOptions) -> Images:
