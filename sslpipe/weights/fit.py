@@ -150,9 +150,7 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
     stored = match.stored
     expected = match.expected
     if not match.is_whole:
-        _refuse_stem(backbone, match, what)
-        _refuse_same_tensors(match, kind, what)
-        raise WeightsError(f"{what} does not fit {kind}: {_misfits(match)}")
+        raise WeightsError(f"{what}{_why_not_whole(backbone, kind, match)}")
     loaded = {key: stored[key] for key in expected if key in stored}
     for key, tensor in loaded.items():
         _check_values(key, tensor, expected[key], what)
@@ -167,15 +165,36 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
     }
 
 
-def _misfits(match: Match) -> str:
-    """Return how many tensors fit, and what does not."""
+def _why_not_whole(backbone: Backbone, kind: str, match: Match) -> str:
+    """Return why less than the whole network fits: with the remedy where there is one."""
+    if match.wrong == ["conv1.weight"] and backbone.stem is not None:
+        first = match.stored["conv1.weight"].shape
+        ours = match.expected["conv1.weight"].shape
+        if len(first) == 4 and first[2:] != ours[2:]:
+            stem = "imagenet" if first[-1] == 7 else "small"
+            return (
+                f": its first convolution is {first[-1]}x{first[-2]}, and the stem "
+                f"{backbone.stem!r} of this backbone has {ours[-1]}x{ours[-2]}; set "
+                f"backbone.stem = {stem!r}"
+            )
+    if _TF_STEM in match.stored and kind.startswith("timm/efficientnet"):
+        return (
+            f": EfficientNet-PyTorch pads as TensorFlow does, and {kind} does not; name "
+            f"timm/tf_{kind.removeprefix('timm/')}"
+        )
+    if AVERAGED_NORM in match.stored and match.lacking == ["norm.weight", "norm.bias"]:
+        return (
+            ": its last norm is fc_norm, behind the average of the patches; set "
+            "backbone.global_pool = 'avg'"
+        )
     parts = [f"it has no {_first(match.lacking)}"] if match.lacking else []
     for key in match.wrong[:1]:
         theirs = tuple(match.stored[key].shape)
         parts.append(f"its {key} is {theirs}, not {tuple(match.expected[key].shape)}")
     if match.foreign:
         parts.append(f"the backbone has no {_first(match.foreign)}")
-    return f"{match.fitting} of {match.counted} tensors do; {'; '.join(parts)}"
+    misfits = "; ".join(parts)
+    return f" does not fit {kind}: {match.fitting} of {match.counted} tensors do; {misfits}"
 
 
 def _check_values(key: str, tensor: Tensor, expected: Tensor, what: str) -> None:
@@ -327,36 +346,6 @@ def skeleton(kind: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> 
         except (NotImplementedError, RuntimeError):  # its constructor reads what it computes
             network = build()
         return network
-
-
-def _refuse_stem(backbone: Backbone, match: Match, what: str) -> None:
-    """Raise WeightsError, with the remedy, where all that does not fit is a ResNet's stem."""
-    if match.wrong != ["conv1.weight"] or backbone.stem is None:
-        return
-    first = match.stored["conv1.weight"]
-    ours = match.expected["conv1.weight"]
-    if first.ndim == 4 and first.shape[2:] != ours.shape[2:]:
-        stem = "imagenet" if first.shape[-1] == 7 else "small"
-        raise WeightsError(
-            f"{what}: its first convolution is {first.shape[-1]}x{first.shape[-2]}, and the stem "
-            f"{backbone.stem!r} of this backbone has {ours.shape[-1]}x{ours.shape[-2]}; set "
-            f"backbone.stem = {stem!r}"
-        )
-
-
-def _refuse_same_tensors(match: Match, kind: str, what: str) -> None:
-    """Raise WeightsError, with the remedy, where another network has tensors like the file's."""
-    architecture = kind.removeprefix("timm/")
-    if _TF_STEM in match.stored and kind.startswith("timm/efficientnet"):
-        raise WeightsError(
-            f"{what}: EfficientNet-PyTorch pads as TensorFlow does, and {kind} does not; name "
-            f"timm/tf_{architecture}"
-        )
-    if AVERAGED_NORM in match.stored and match.lacking == ["norm.weight", "norm.bias"]:
-        raise WeightsError(
-            f"{what}: its last norm is fc_norm, behind the average of the patches; set "
-            "backbone.global_pool = 'avg'"
-        )
 
 
 def holds_network(backbone: Backbone, match: Match) -> bool:
