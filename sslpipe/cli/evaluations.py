@@ -32,7 +32,6 @@ from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import check_embeddings
 from sslpipe.evaluation.feature_files import CLASSES, check_comparable
-from sslpipe.evaluation.features import check_one_split
 from sslpipe.evaluation.groups import GroupCodes, group_codes
 from sslpipe.evaluation.knn import check_apart
 from sslpipe.evaluation.result import Result, caveats
@@ -134,11 +133,25 @@ def _open_sides(name: str, files: Files, *, one_split: bool) -> tuple[Features, 
     if name in _OPTIONS:  # each of ours needs the classes of both
         check_embeddings(train.rows, str(files.train))
         check_embeddings(test.rows, str(files.test))
-    apart = not torch.isin(test.rows.ids, train.rows.ids).any()
-    itself = name not in LEARNS_FROM_TRAIN or one_split
-    check_comparable(train.facts, test.facts, itself=itself or bool(apart))
+    check_comparable(train.facts, test.facts)
+    # what the files say of their splits: of one, where equal ids are to be the same sample
     if one_split:
-        check_one_split(train.facts, test.facts)
+        sources = [(side.facts.get("data"), side.facts.get("split")) for side in (train, test)]
+        if not any(None in source for source in sources) and sources[0] != sources[1]:
+            first, second = (f"split {split!r} of {data}" for data, split in sources)
+            raise DataError(
+                f"`--exclude-same-id` is for two files of one split, and these are of {first} and "
+                f"{second}, whose equal ids are different samples; leave it out"
+            )
+    elif name in LEARNS_FROM_TRAIN and torch.isin(test.rows.ids, train.rows.ids).any():
+        sources = [
+            (side.facts.get("data_sha256"), side.facts.get("split")) for side in (train, test)
+        ]
+        if None not in sources[0] and sources[0] == sources[1]:
+            raise DataError(
+                f"both files are of split {train.facts['split']!r}: every sample would find "
+                "itself; name the files of two splits"
+            )
     return train, test
 
 

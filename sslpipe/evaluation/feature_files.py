@@ -124,23 +124,14 @@ NAMES = "names"  # likewise of the ids, where they are texts in a .npz
 COMPARED = ("backbone_sha256", "view", "whitening_sha256", "canvas_px")
 
 
-def check_comparable(train: dict[str, Any], test: dict[str, Any], *, itself: bool = True) -> None:
-    """Check, from the facts of two files, that their features were made alike. Raises: DataError.
-
-    Unless `itself`, both may not be of one split.
-    """
+def check_comparable(train: dict[str, Any], test: dict[str, Any]) -> None:
+    """Raise DataError where two files, by their facts, have features that were not made alike."""
     for key in COMPARED:
         if train.get(key) != test.get(key):
             raise DataError(
                 f"the two files differ in {key}: {train.get(key)} and {test.get(key)}; embed both "
                 "splits with one backbone and the same options"
             )
-    source = train.get("data_sha256"), train.get("split")
-    if not itself and None not in source and source == (test.get("data_sha256"), test.get("split")):
-        raise DataError(
-            f"both files are of split {train['split']!r}: every sample would find itself; "
-            "name the files of two splits"
-        )
 
 
 def content_sha256(tensors: Mapping[str, Tensor], facts: str) -> bytes:

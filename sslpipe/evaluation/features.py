@@ -11,7 +11,6 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
-from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, EmbedOptions, embed
 from sslpipe.evaluation.feature_files import CLASSES, load_embeddings
 from sslpipe.files import json_text, parse_object
@@ -97,17 +96,6 @@ def saved_embeddings(
     ):
         return None
     return rows
-
-
-def check_one_split(train: dict[str, Any], test: dict[str, Any]) -> None:
-    """Check, from what two files say of themselves, that equal ids are the same sample."""
-    sources = [(each.get("data"), each.get("split")) for each in (train, test)]
-    if not any(None in source for source in sources) and sources[0] != sources[1]:
-        first, second = (f"split {split!r} of {data}" for data, split in sources)
-        raise DataError(
-            f"`--exclude-same-id` is for two files of one split, and these are of {first} and "
-            f"{second}, whose equal ids are different samples; leave it out"
-        )
 
 
 def data_metadata(split: Split) -> dict[str, Any]:
