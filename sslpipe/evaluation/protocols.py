@@ -89,7 +89,7 @@ class Protocols:
             )
         self._parts: list[Part] = []
         if known:
-            self._parts.append(_knn(self._neighbours()))
+            self._parts.append(self._knn())
             for n in (*LABELS_PER_CLASS, *FEWER_LABELS):
                 if self._measurable(n, f"kNN, {n} label{'s' * (n > 1)} per class"):
                     self._parts.append(self._few_shot(n))
@@ -97,8 +97,11 @@ class Protocols:
         if known and self._measurable(LEAST_PROBED, "linear probes"):
             self._parts.append(self._linear())
 
-    def _neighbours(self) -> list[int]:
-        """Choose the k of kNN; what is far beyond the largest class is said in `left_out`."""
+    def _knn(self) -> Part:
+        """KNN with all labels; the table's has k = 20 where there are so many.
+
+        What k is far beyond the largest class is said in `left_out`.
+        """
         rows = sum(self._counts.values())
         largest = max(self._counts.values())
         far = [k for k in DINO_K if CLOSE_K < k <= rows and k > largest * FAR_K]
@@ -108,7 +111,14 @@ class Protocols:
                 f"{largest} samples, so nearly all neighbours are of other classes"
             )
         usual = [k for k in DINO_K if k <= rows and k not in far] or [rows]
-        return [*(k for k in FEWER_NEIGHBOURS if k <= rows), *usual]
+        ks = [*(k for k in FEWER_NEIGHBOURS if k <= rows), *usual]
+        in_table = protocol_id(CLOSE_K if CLOSE_K in usual else usual[0], 0.07, "weighted")
+
+        def score(bank: Embeddings, queries: Embeddings) -> Columns:
+            results = knn_results(bank, queries, k=ks, vote="both")
+            return [(KNN if result.protocol == in_table else None, result) for result in results]
+
+        return Part(KNN, score)
 
     def columns(self) -> list[str]:
         """Return the headings of the table; they begin with what decides."""
@@ -283,15 +293,3 @@ def _inside_test(test: Embeddings, left_out: list[str]) -> list[Part]:
 def few_column(labels_per_class: int) -> str:
     """Name the table's column of so many labels per class."""
     return f"{KNN}, {labels_per_class}/class"
-
-
-def _knn(ks: list[int]) -> Part:
-    """KNN with all labels; the table's has k = 20 where there are so many."""
-    first = next((k for k in ks if k not in FEWER_NEIGHBOURS), ks[-1])
-    in_table = protocol_id(CLOSE_K if CLOSE_K in ks else first, 0.07, "weighted")
-
-    def score(bank: Embeddings, queries: Embeddings) -> Columns:
-        results = knn_results(bank, queries, k=ks, vote="both")
-        return [(KNN if result.protocol == in_table else None, result) for result in results]
-
-    return Part(KNN, score)
