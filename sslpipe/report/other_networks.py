@@ -24,13 +24,12 @@ class Other(NamedTuple):
         """Return what eval.json says of it."""
         facts = self.backbone.config.facts
         is_ours = "digest" in facts  # a run of ours or its export, which may have had a start, too
+        init = {} if is_ours else table_of(facts, "init")
         return {
             "name": self.name,
             "source": self.source,
             "sha256": self.backbone.config.weights_sha256,
-            "format": "sslpipe"
-            if is_ours
-            else str(table_of(facts, "init").get("format", "sslpipe")),
+            "format": str(init.get("format", "sslpipe")),
         }
 
 
