@@ -198,7 +198,8 @@ class FrozenBackbone(SavedBackbone):
                     views.append(self.view(image, torch.tensor([image.shape[-2:]])))  # (1, C, S, S)
                     samples.append(picture if isinstance(picture, str | Path) else number)
             if views:
-                stacked = torch.cat(views).contiguous(memory_format=torch.channels_last)
+                stacked = torch.stack(views, dim=1).flatten(0, 1)  # (B, C, S, S)
+                stacked = stacked.contiguous(memory_format=torch.channels_last)
                 rows.append(self._features(stacked, samples))
             advance(min(ENCODED_AT_ONCE, len(given) - first))
         if not rows:
