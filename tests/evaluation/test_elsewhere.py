@@ -49,8 +49,8 @@ def test_labels_and_ids_beside_the_features_are_kept(tmp_path, kind):
 
 def test_knn_of_two_files_of_another_program(tmp_path, capsys, monkeypatch):
     labels = np.arange(12) % 3
-    for name in ("train", "test"):
-        np.savez(tmp_path / f"{name}.npz", features=np.eye(3)[labels] + 0.0, labels=labels)
+    for name, more in (("train", 0.0), ("test", 0.1)):  # a test row is no row of train
+        np.savez(tmp_path / f"{name}.npz", features=np.eye(3)[labels] + more, labels=labels)
     files = [str(tmp_path / f"{name}.npz") for name in ("train", "test")]
     monkeypatch.setattr(sys, "argv", ["sslpipe", "evaluate", "knn", *files, "--k", "3"])
     with pytest.raises(SystemExit) as stopped:
@@ -158,7 +158,7 @@ def test_numbers_of_a_data_set_are_compared_with_its_names(tmp_path, call):
     facts = {key: value for key, value in rows.facts.items() if key != "classes"}
     save_embeddings(tmp_path / "numbers.npz", rows, facts)
     other = {**facts, "data_sha256": "0" * 64}
-    save_embeddings(tmp_path / "other.npz", rows, other)
+    save_embeddings(tmp_path / "other.npz", rows._replace(features=2 * rows.features), other)
     more = Embeddings(rows.features, rows.labels + 1, rows.ids)
     save_embeddings(tmp_path / "more.npz", more, other)
     for pair in (["named", "numbers"], ["numbers", "named"], ["named", "other"]):
