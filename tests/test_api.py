@@ -137,7 +137,7 @@ def test_another_default_dtype_changes_no_call(dtype, tmp_path):
     calls = {
         "knn": lambda: sslpipe.knn(rows[:30], labels[:30], rows[30:], labels[30:]),
         "retrieval": lambda: sslpipe.retrieval(rows, labels)["MAP@R"],
-        "linear_probe": lambda: sslpipe.linear_probe(rows, labels, rows, labels),
+        "linear_probe": lambda: sslpipe.linear_probe(rows, labels, 2 * rows, labels),
         "views": lambda: sslpipe.TwoViews("simclr", crop_px=32)(images)[0].numpy().tobytes(),
         "duplicates": lambda: repr(sslpipe.find_duplicates(images)),
     }
@@ -403,7 +403,7 @@ def test_what_a_notebook_shows_says_what_it_is(tmp_path):
     assert f"(11, {backbone.num_features})" in repr(rows)
     assert "11 in 3 classes" in repr(rows)
     assert "11 images" in repr(sslpipe.ImageSearch(rows))
-    result = sslpipe.linear_probe(rows.features, rows.labels, rows.features, rows.labels)
+    result = sslpipe.linear_probe(rows.features, rows.labels, 2 * rows.features, rows.labels)
     assert "confusion" not in repr(result)
     for path in (tmp_path / "photos" / "a", tmp_path / "photos" / "b"):
         path.mkdir(parents=True)

@@ -129,7 +129,8 @@ def check_apart(bank: Embeddings, queries: Embeddings, *, exclude_same_id: bool 
     """
     rows = [hash(row.tobytes()) for row in bank.features.cpu().numpy()]
     wanted = [hash(row.tobytes()) for row in queries.features.cpu().numpy()]
-    if len({*wanted}) == 1 or not {*wanted} <= {*rows}:  # one: of a network that collapsed
+    few = 2 * len({*wanted}) < len(wanted)  # of a network that collapsed, or codes of classes
+    if few or not {*wanted} <= {*rows}:
         return
     of_id = dict(zip(bank.ids.tolist(), rows, strict=True))
     own = zip(queries.ids.tolist(), wanted, strict=True)
