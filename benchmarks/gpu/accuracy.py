@@ -29,7 +29,7 @@ from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.report.suite import suite
 from sslpipe.run.log import read_metrics
-from sslpipe.sharding.build import write_shards
+from sslpipe.sharding.build import read_samples, write_shards
 from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import Cut, Layout
 from tools.datasets import scattered_idx
@@ -143,8 +143,7 @@ def scattered(bench: Bench) -> DatasetIndex:
         layout = Layout(samples_per_shard=1024, max_shard_bytes=2**30)
         write_shards(
             out,
-            "idx",
-            options,
+            read_samples("idx", options),
             layout,
             cut=Cut(test_fraction=bench.size(0.0, 0.5)),  # the demo's files are of one split
             workers=os.cpu_count() or 1,

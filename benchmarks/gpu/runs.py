@@ -25,7 +25,7 @@ from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.log import read_metrics
 from sslpipe.run.run import Run
-from sslpipe.sharding.build import write_shards
+from sslpipe.sharding.build import read_samples, write_shards
 from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import Layout
 
@@ -175,7 +175,8 @@ def photographs(folder: Path, images: int, width: int, height: int) -> Path:
     write_photographs(sources, images, width, height)
     layout = Layout(samples_per_shard=256, max_shard_bytes=2**30)
     options = SourceOptions(root=sources, split="train")
-    write_shards(out, "folder", options, layout, workers=os.cpu_count() or 1)
+    samples = read_samples("folder", options)
+    write_shards(out, samples, layout, workers=os.cpu_count() or 1)
     return out / "dataset.json"
 
 

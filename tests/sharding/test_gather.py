@@ -93,7 +93,7 @@ def test_values_that_mean_none_is_known_are_said_as_they_would_be_one_group(tmp_
     options, out = write_csv(tmp_path / "in"), tmp_path / "out"
     table = (tmp_path / "in" / "table.csv").read_text()
     (tmp_path / "in" / "table.csv").write_text(table.replace('"p1"', "Unknown"))
-    built = write_shards(out, "csv", options, LAYOUT, cut=Cut(test_fraction=0.25))
+    built = write_shards(out, read_samples("csv", options), LAYOUT, cut=Cut(test_fraction=0.25))
     said = "text, missing in 8 of 32 samples; 'Unknown' in 8 is a value like others, not a gap"
     assert built.notes[0] == f"column patient: {said}"
 
