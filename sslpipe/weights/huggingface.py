@@ -116,6 +116,11 @@ def folder_view(folder: Path, what: str, config: Config) -> StatedView:
     Raises:
         WeightsError: transformers refuses the processor, or no view makes its images.
     """
+    if (channels := config.get("num_channels", 3)) != 3:
+        raise WeightsError(
+            f"{what} has num_channels = {shown(channels)}, and of transformers' models those of "
+            "red, green and blue alone are read; name other weights"
+        )
     files = [folder / name for name in PROCESSORS if (folder / name).exists()]
     for file in files:
         check_file(file, MOST_JSON_BYTES)

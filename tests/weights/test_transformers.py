@@ -331,6 +331,12 @@ def test_an_image_processor_that_makes_other_images_is_said(tmp_path):
     assert any("Owlv2ImageProcessor" in note for note in notes)
 
 
+def test_a_model_of_other_channels_than_rgb_is_refused(tmp_path):
+    randomised(hf.ViTModel(hf.ViTConfig(**VIT, num_channels=1))).save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match=r"num_channels = 1, .*name other weights"):
+        load_backbone(tmp_path)
+
+
 def test_an_image_processor_of_blue_green_red_is_refused(tmp_path):
     """That of MobileViT."""
     written("vit", tmp_path)
