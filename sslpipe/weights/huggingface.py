@@ -106,7 +106,8 @@ def _quietly() -> Iterator[None]:
 def folder_view(folder: Path, what: str, config: Config) -> StatedView:
     """Read the view of a folder of transformers, from its image processor if it has one.
 
-    The view's images are compared with the processor's own: a note says where they are others.
+    The view's images are compared with the processor's own: a note says where they are others,
+    or where it makes none of an image alone.
 
     Args:
         folder: Of the model.
@@ -136,15 +137,20 @@ def folder_view(folder: Path, what: str, config: Config) -> StatedView:
                 str(folder), local_files_only=True, trust_remote_code=False
             )
         settings: Config = processor.to_dict()
-        images = processor(picture, return_tensors="pt")["pixel_values"]
     except Exception as error:  # as above
         raise WeightsError(
             f"{what}: transformers refuses its {files[0].name}: {one_line(str(error), 200)}"
         ) from error
     view = transformers_view(what, config, settings)
+    name = type(processor).__name__
+    try:
+        with _quietly():
+            images = processor(picture, return_tensors="pt")["pixel_values"]
+    except Exception:  # it takes something beside an image, or a library that is not installed
+        note = f"images of views are not compared with those of its {name}, which makes none alone"
+        return replace(view, notes=(*view.notes, note))
     ours = view.make(what, None)[0](picture[None], torch.tensor([picture.shape[1:]]))
     same = images.shape == ours.shape and (images - ours).abs().mean() <= MOST_OFF * ours.std()
-    name = type(processor).__name__
     note = f"its {name} resizes and crops otherwise than views here, so that features differ"
     return view if same else replace(view, notes=(*view.notes, note))
 

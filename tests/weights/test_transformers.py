@@ -331,6 +331,14 @@ def test_an_image_processor_that_makes_other_images_is_said(tmp_path):
     assert any("Owlv2ImageProcessor" in note for note in notes)
 
 
+def test_an_image_processor_that_makes_no_image_alone_is_said(tmp_path):
+    """That of VitMatte wants a trimap, that of LayoutLMv3 a program: the weights need neither."""
+    written("vit", tmp_path)
+    hf.VitMatteImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    notes = load_backbone(tmp_path).config.facts["init"]["notes"]
+    assert any("VitMatteImageProcessor" in note for note in notes)
+
+
 def test_a_model_of_other_channels_than_rgb_is_refused(tmp_path):
     randomised(hf.ViTModel(hf.ViTConfig(**VIT, num_channels=1))).save_pretrained(tmp_path)
     with pytest.raises(WeightsError, match=r"num_channels = 1, .*name other weights"):
