@@ -1,7 +1,7 @@
 """What labels bring beyond `sslpipe choose`: the three commands of docs/graded.md on graded sets.
 
     python -m benchmarks.graded.chosen out/graded --sets stamps \
-        [--json docs/measured/graded_chosen.json] [--set steps=600]
+        [--json docs/measured/graded_chosen.json] [--set steps=600] [--classes 425]
 
 `choose` ranks EfficientNet-Lite0 (out/graded/lite0.pth) at the sizes of PX on the train classes,
 recipes/metric/my_images_mobile.toml starts from its answer, and `choose` ranks the run beside the
@@ -9,7 +9,8 @@ start on the classes that the run held out. Each of the four backbones, read as 
 then embeds the test classes: Recall@1 and MAP@R among themselves, and Recall@1 among all classes,
 those of train included. A row is compared with the weights as they come and with the choice before
 training, query by query, with intervals over classes. `cpu_s` is the CPU time of the training with
-its watch, imports included. --json keeps the rows of earlier calls.
+its watch, imports included. --classes leaves out test classes: of fewer, each image has fewer to be
+confused with. --json keeps the rows of earlier calls.
 """
 
 import json
@@ -27,10 +28,12 @@ from benchmarks.trainings import RECIPES, Column, Tree, paired, percent
 from sslpipe import embed
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.retrieval import retrieval_per_query
+from sslpipe.random import permutation
 
 PX = (128, 192)
 START, CHOSEN, TRAINED, JOINED = "start", "start, chosen", "trained", "trained, chosen"
 ALL = "Recall@1 among all"
+CLASSES = 0x7A  # names the draw of --classes
 OTHERS = {"more than the start": START, "more than the choice": CHOSEN}
 METRICS = ("Recall@1", "MAP@R")
 
@@ -41,13 +44,14 @@ def main() -> None:
     parse.add_argument("--sets", nargs="+", default=SETS, choices=(*SETS, *MANY))
     parse.add_argument("--seeds", type=int, nargs="+", default=[0])
     parse.add_argument("--set", nargs="+", default=[], help="settings of the recipe, KEY=VALUE")
+    parse.add_argument("--classes", type=int, help="of test, the first of a fixed shuffle; all")
     args = parse.parse_args()
     torch.set_num_threads(1)
     known = args.json is not None and args.json.exists()
     rows = json.loads(args.json.read_text())["rows"] if known else []
     for name in args.sets:
         with TemporaryDirectory() as folder:
-            study = Study(args.folder, name, Path(folder))
+            study = Study(args.folder, name, Path(folder), args.classes)
             for seed in args.seeds:
                 rows += study.rows(seed, args.set)
                 save(args.json, {"machine": machine(1), "sizes": PX, "rows": rows})
@@ -67,17 +71,18 @@ class Study:
         folder: What `benchmarks.graded.data` wrote, and weights.
         name: Of the set.
         out: Where to write.
+        classes: How many of test are searched; None: all.
     """
 
-    def __init__(self, folder: Path, name: str, out: Path) -> None:
-        self.name, self.out = name, out
+    def __init__(self, folder: Path, name: str, out: Path, classes: int | None) -> None:
+        self.name, self.out, self.classes = name, out, classes
         self.data = folder / name / "dataset.json"
         self.choice = out / "choice"
         weights = f"timm/tf_efficientnet_lite0@{folder / 'lite0.pth'}"
         self.choose(weights, out=self.choice)
         self.before = {
-            START: score(f"{weights}@{PX[-1]}", self.data),
-            CHOSEN: score(self.choice, self.data),
+            START: score(f"{weights}@{PX[-1]}", self.data, classes),
+            CHOSEN: score(self.choice, self.data, classes),
         }
 
     def choose(self, *candidates: str | Path, out: Path) -> None:
@@ -106,10 +111,12 @@ class Study:
                 raise
         columns = {
             **self.before,
-            TRAINED: score(trained, self.data),
-            JOINED: score(joined / "backbone", self.data),
+            TRAINED: score(trained, self.data, self.classes),
+            JOINED: score(joined / "backbone", self.data, self.classes),
         }
         facts = {"set": self.name, "seed": seed, "settings": settings, "cpu_s": cpu_s}
+        if self.classes is not None:
+            facts["classes"] = self.classes
         return [{**facts, "what": what, **compared(own, columns)} for what, own in columns.items()]
 
 
@@ -130,9 +137,13 @@ def children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def score(source: str | Path, data: Path) -> dict[str, Column]:
+def score(source: str | Path, data: Path, classes: int | None = None) -> dict[str, Column]:
     """Search each test image among the others of test, and among those of train, too."""
     seen, tested = (embed(source, data, split, device="cpu") for split in ("train", "test"))
+    if classes is not None:
+        present = torch.unique(tested.labels[tested.labels >= 0])
+        order = torch.from_numpy(permutation(len(present), (CLASSES,)))
+        tested = tested.rows(torch.isin(tested.labels, present[order[:classes]]))
     seen = seen._replace(ids=seen.ids + int(tested.ids.max()) + 1)
     alone = retrieval_per_query(tested, tested, k=(1,), exclude_same_id=True)
     everyone = Embeddings.joined([tested, seen])
