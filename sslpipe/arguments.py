@@ -72,9 +72,11 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _at_home(value: Any) -> Any:
-    """Replace the ~ of "~/data" by the user's folder, as torchvision does."""
+    """Replace the ~ of "~/data" by the user's folder, as torchvision does; in a list, too."""
     if isinstance(value, str | Path) and str(value).startswith("~/"):
         return type(value)(os.path.expanduser(value))
+    if isinstance(value, list) and value and isinstance(value[0], str | Path):
+        return [_at_home(each) for each in value]
     return value
 
 

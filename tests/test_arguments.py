@@ -116,6 +116,9 @@ def test_a_tilde_is_the_users_folder_in_python_and_in_options_that_a_shell_leave
     assert run("build", "~/terminal", "--root=~/photos") == 0
     folders = {path.parent.relative_to(tmp_path) for path in tmp_path.rglob("dataset.json")}
     assert folders == {Path("python"), Path("terminal")}
+    (tmp_path / "python" / "dataset.json").unlink()
+    sslpipe.index_tars(["~/python"])
+    assert (tmp_path / "python" / "dataset.json").exists()
 
 
 def test_numbers_of_numpy_are_numbers_and_what_is_given_arrives():

@@ -6,7 +6,6 @@ import sys
 import traceback
 from copy import copy
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -131,11 +130,15 @@ def run(*words: str) -> None:
     sys.exit(status)
 
 
+def _at_home(found: re.Match[str]) -> str:
+    """Replace the ~ of --run-dir=~/runs, which a shell leaves as it is, by the user's folder."""
+    return (found[1] or "") + os.path.expanduser("~")
+
+
 def _run(words: list[str]) -> Any:
     """Run the command that the words name; the exit status."""
     trace = os.environ.get("SSLPIPE_TRACE") == "1"
-    # as in --run-dir=~/runs, which a shell leaves as it is
-    words = [re.sub(r"^([\w.-]+=)?~(?=/)", rf"\1{Path.home()}", word) for word in words]
+    words = [re.sub(r"^([\w.-]+=)?~(?=/)", _at_home, word) for word in words]
     try:
         if any(word.partition("=")[0] == "--plugin" for word in words):
             from sslpipe.registry.plugins import take_from

@@ -264,6 +264,8 @@ def _header(raw: bytes, sign: str) -> list[str]:
     """Return the names of the columns between which stands this sign; [] where there are none."""
     text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", errors="replace", newline="")
     try:
-        return next((row for row in csv.reader(text, delimiter=sign) if row), [])
+        names = next((row for row in csv.reader(text, delimiter=sign) if row), [])
     except csv.Error:  # a cell of many letters: no name
         return []
+    # a quote that nothing closes takes the rows, too
+    return [] if any(name.count("\n") > 1 for name in names) else names

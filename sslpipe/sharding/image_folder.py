@@ -216,7 +216,9 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         *unread_files(root, left_out),
         *folder_doubts(root, rows, splits.level, walked.folders),
     ]
-    if options.is_label_in_names and column == SourceOptions.label_column:
+    folders = {path.parent for paths in kept.values() for path in paths}
+    in_names = options.is_label_in_names and column == SourceOptions.label_column
+    if in_names and len(folders) > len(kept):
         doubts.append(
             f"classes are the group (?P<{column}>...) of --name-pattern, not folders; under "
             "another name it is a column alone"

@@ -27,6 +27,9 @@ from sslpipe.sharding.sources import (
 )
 from sslpipe.sharding.split_names import split_of
 
+# of the parts of a data set: the names of numbered classes, None where it has none
+ClassLists = set[tuple[str, ...] | None]
+
 _TAKEN = (
     "give the path or the bytes of an image file, a PIL image, or uint8 pixels: an array (H, W), "
     "(H, W, 3) or (H, W, 4), or a tensor (1, H, W) or (3, H, W)"
@@ -83,7 +86,8 @@ def _images(split: str, rows: Rows, labelled: bool) -> Images:
     """Read every row once, for its class, its size and a hash of its contents."""
     read = _reader(split, rows)
     names = [f"{split}[{number}]" for number in range(len(rows))]
-    known = _known_classes(split, rows)
+    lists: ClassLists = _class_lists(rows) if labelled else {None}
+    known = next(iter(lists)) if len(lists) == 1 else None
     labels: list[str | None] = []
     sizes = np.zeros(len(rows), np.int64)
     digests: list[bytes] = []
@@ -93,11 +97,13 @@ def _images(split: str, rows: Rows, labelled: bool) -> Images:
         except BadSample:  # which the writing reports
             raw = b""
             label = None
+        if len(lists - {None}) > 1 and label is not None and not isinstance(label, str):
+            raise _mixed_classes(split, lists)
         labels.append(_class_text(label, known, name) if labelled else None)
         sizes[number] = len(raw)
         digests.append(hashlib.sha256(raw).digest())
     numbers, texts = number_labels(labels, labels)
-    if labelled and known is not None:
+    if known is not None and {*labels} <= {*known, None}:  # else texts of the rows name them
         numbers = np.array([-1 if each is None else known.index(each) for each in labels], np.int64)
         texts = known
 
@@ -121,25 +127,26 @@ def _images(split: str, rows: Rows, labelled: bool) -> Images:
     )
 
 
-def _known_classes(split: str, rows: Any) -> tuple[str, ...] | None:
+def _class_lists(rows: Any) -> ClassLists:
     """Return the names of numbered classes, where torchvision's datasets have them; None: nowhere.
 
-    A Subset, and a ConcatDataset, of such has those of its parts, which have to be the same.
+    A Subset has those of its data set, a ConcatDataset those of each part.
     """
     if (classes := getattr(rows, "classes", None)) is not None:
-        return distinct_names([str(name) for name in classes])
+        return {distinct_names([str(name) for name in classes])}
     parts: list[Any] = []
     if type(rows).__module__.startswith("torch.utils.data"):  # others may number anew
         parts = getattr(rows, "datasets", None) or [getattr(rows, "dataset", None)]
-    lists = [_known_classes(split, part) for part in parts]
-    known = {names for names in lists if names is not None}
-    if len(known) > 1:
-        raise DataError(
-            f"source[{split!r}] is put together of data sets whose classes are others: number 0 is "
-            f"{' and '.join(shown(names[0]) for names in sorted(known))}; give their names, as in "
-            "[(image, name), ...]"
-        )
-    return next(iter(known), None)
+    return {names for part in parts for names in _class_lists(part)} or {None}
+
+
+def _mixed_classes(split: str, lists: ClassLists) -> DataError:
+    """Return the error of a number that means another class in each part."""
+    firsts = sorted(names[0] for names in lists if names)
+    return DataError(
+        f"source[{split!r}] is put together of data sets whose classes are others: number 0 is "
+        f"{' and '.join(map(shown, firsts))}; give their names, as in [(image, name), ...]"
+    )
 
 
 def _reader(split: str, rows: Rows) -> Callable[[int], tuple[bytes, Any]]:
@@ -211,8 +218,6 @@ def _pixels_of(image: Image.Image) -> Any:
 
 def _class_text(label: Any, names: Sequence[Any] | None, row: str) -> str | None:
     if label is None or isinstance(label, str):
-        if label is not None and names is not None and label not in names:
-            raise DataError(f"{row} has the class {shown(label)}, which is none of its classes")
         return label
     try:
         number = index(label)  # an int, numpy's, or a tensor of one

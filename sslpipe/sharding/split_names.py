@@ -57,7 +57,7 @@ def without_number(stem: str) -> str:
 def missing_shards(files: Iterable[Path]) -> list[str]:
     """Return a doubt for each name whose numbers have gaps, or are fewer than their -of-00003.
 
-    Where most numbers are not there, as of years, they number no shards.
+    Numbers of years or dates, which begin neither at 0 nor at 1, number no shards.
     """
     numbers: dict[tuple[Path, str, str], set[int]] = defaultdict(set)
     for file in files:
@@ -66,7 +66,8 @@ def missing_shards(files: Iterable[Path]) -> list[str]:
     doubts = []
     for (folder, name, total), there in numbers.items():
         expected = int(total) if total else max(there) - min(there) + 1
-        if len(there) < expected and (total or expected < 2 * len(there)):
+        are_shards = total or (min(there) <= 1 and expected < 2 * len(there))
+        if are_shards and len(there) < expected:
             doubts.append(
                 f"{len(there):,} of {expected:,} files {folder}/{name}NUMBER are there: the "
                 "images of the others are missing, unless they are left out on purpose"

@@ -363,6 +363,14 @@ def test_no_class_in_two_splits_is_a_slip_unless_the_split_is_by_the_class(
     assert len(named) == (group == "label")
 
 
+def test_names_in_one_folder_have_no_classes_but_those_of_the_pattern(tmp_path):
+    for number in range(4):
+        grey(tmp_path / f"in/cat{number % 2}_{number}.png", number)
+    pattern = "(?P<label>.+)_.*"
+    assert run("build", tmp_path / "out", "--root", tmp_path / "in", "--name-pattern", pattern) == 0
+    assert not [each for each in report_of(tmp_path / "out").doubts if "are the group" in each]
+
+
 def test_a_name_that_is_no_text_or_lacks_a_group_is_matched():
     names = ["ab", "a\udcffb\n", ""]
     assert match_names(names, parse_pattern("(?P<all>.*)")) == {"all": names}

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image, ImageFile
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 import sslpipe
 from sslpipe.errors import DataError
@@ -118,6 +118,14 @@ def test_parts_of_data_sets_have_their_classes_and_different_ones_are_refused(tm
     other.classes = CLASSES[::-1]
     with pytest.raises(DataError, match=r"source\['train'\] .* 'bee' and 'owl'.*\(image, name\)"):
         sslpipe.build_dataset(tmp_path / "both", other + Labelled())
+    sslpipe.build_dataset(tmp_path / "without", other + Labelled(), labels=False)
+
+
+def test_a_part_without_names_leaves_numbers(tmp_path):
+    numbered = list(zip(map(Image.fromarray, PIXELS), LABELS, strict=True))
+    rows = torch.utils.data.ConcatDataset([Labelled(), numbered])
+    sslpipe.build_dataset(tmp_path / "set", rows)
+    assert {*contents(tmp_path / "set").values()} == {*map(str, LABELS)}
 
 
 @pytest.mark.promise(17)
@@ -144,9 +152,12 @@ class Named(Labelled):
         return Image.fromarray(PIXELS[number]), CLASSES[LABELS[number]]
 
 
-def test_a_name_that_is_none_of_the_classes_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"train\[2\] has the class 'bee', which is none"):
-        sslpipe.build_dataset(tmp_path / "set", Named())
+@pytest.mark.parametrize("source", [Named(), Subset(Named(), range(12)), Named() + Named()])
+def test_texts_of_the_rows_name_the_classes_whatever_the_data_set_lists(tmp_path, source):
+    """As superclasses that a target_transform makes."""
+    sslpipe.build_dataset(tmp_path / "set", source)
+    assert {*contents(tmp_path / "set").values()} == {*CLASSES}
+    assert contents(tmp_path / "set").items() >= expected(OF_LABELS).items()
 
 
 def test_splits_may_have_classes_that_others_lack(tmp_path):

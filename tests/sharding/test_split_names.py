@@ -87,7 +87,10 @@ def test_two_names_of_one_split_are_refused(names):
         ("00000 00001 00003 test_1 test_2 test_4", ["3 of 4", "3 of 4"]),
         ("train-00000-of-00002 train-00001-of-00002 test-00000-of-00001", []),
         ("00007 00008 00009 all part-00000-5f-c000", []),
-        ("2012 2024 n01440764 n01443537 0100 0200", []),  # years, classes, places of first rows
+        (
+            "y2015 y2017 2015 2016 2018 2012 2024 n01440764 n01443537 0100 0200",
+            [],
+        ),  # years, classes, places of first rows
         ("train train2 x-3", []),
     ],
 )

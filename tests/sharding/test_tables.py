@@ -61,6 +61,12 @@ def test_a_table_without_the_column_of_images_is_refused_with_the_columns_that_i
         read_csv(table)
 
 
+def test_a_quote_of_the_first_line_that_nothing_closes_takes_no_rows_into_the_message(table):
+    table.write_text('path,"label\n' + "0.png,a\n" * 100)
+    with pytest.raises(DataError, match=r"it has: .*label; name one with image_column$"):
+        read_csv(table)
+
+
 @pytest.mark.promise(17)
 @pytest.mark.parametrize("source", ["csv", "parquet"])
 @pytest.mark.parametrize("name", ["row", "shelf"])
