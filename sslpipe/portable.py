@@ -11,6 +11,7 @@ import secrets
 import signal
 import socket
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -214,8 +215,12 @@ def read_regular(path: str | Path, most_bytes: int | None = None) -> bytes:
         return file.read()
 
 
+def _print_to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
-def one_at_a_time(folder: Path, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+def one_at_a_time(folder: Path, say: Callable[[str], None] = _print_to_stderr) -> Iterator[None]:
     """Let one process at a time be inside, of all that name this folder here; others wait.
 
     `say` gets a line that this one waits. On a network without such locks none does.

@@ -89,19 +89,20 @@ def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path, fsync):
     assert [each.name for each in tmp_path.iterdir()] == ["file.json"]
 
 
-def test_one_at_a_time_is_inside(tmp_path):
+def test_one_at_a_time_is_inside_and_who_waits_says_so(tmp_path, capsys):
     inside, most = [], []
 
     def enter(number):
         with portable.one_at_a_time(tmp_path):
             inside.append(number)
-            time.sleep(0.01)
+            time.sleep(0.05)
             most.append(len(inside))
             inside.remove(number)
 
     with ThreadPoolExecutor(4) as pool:  # each opens the folder, as processes do
         list(pool.map(enter, range(8)))
     assert most == [1] * 8
+    assert f"another process writes in {tmp_path}: waiting for it\n" in capsys.readouterr().err
 
 
 def test_apples_gpus_have_no_float64_and_are_given_none():

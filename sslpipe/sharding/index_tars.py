@@ -168,8 +168,8 @@ def index_tars(
 
     target.mkdir(parents=True, exist_ok=True)
     with (
-        (progress or silent)(f"index {target.name}", sum(map(len, tars.values()))) as advance,
         one_at_a_time(target),
+        (progress or silent)(f"index {target.name}", sum(map(len, tars.values()))) as advance,
     ):
         manifest = open_manifest(target)
         if columns is None or columns:
