@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from sslpipe.arguments import checked
-from sslpipe.errors import DataError, shown
+from sslpipe.errors import DataError
+from sslpipe.evaluation.array_rows import Array, embeddings_from_arrays, is_text, labels_of
 from sslpipe.evaluation.clustering import clusters
 from sslpipe.evaluation.embed import Embeddings, SplitEmbeddings, check_finite_rows
 from sslpipe.evaluation.few_shot import few_shot_knn
@@ -22,9 +19,8 @@ from sslpipe.evaluation.linear_probe import linear_probe as probe_rows
 from sslpipe.evaluation.neighbours import Search, usual_k
 from sslpipe.evaluation.result import Result, Results
 from sslpipe.evaluation.retrieval import retrieval as search_rows
+from sslpipe.evaluation.vectors import Features, alike
 from sslpipe.evaluation.verification import verification as verify_rows
-
-Array = ArrayLike | Tensor | Embeddings
 
 
 @checked
@@ -229,22 +225,20 @@ def _pair(
     Raises: DataError.
     """
     if isinstance(bank_labels, SplitEmbeddings) and isinstance(query_labels, SplitEmbeddings):
-        from sslpipe.evaluation.vectors import Features, alike  # which takes arrays, too
-
         # numbers of two data sets may mean other classes
         opened = [Features(rows, dict(rows.facts)) for rows in (bank_labels, query_labels)]
         bank_labels, query_labels = (
             each.rows for each in alike(opened, [f"{side}_labels" for side in sides])
         )
-    bank_numbers = _labels_of(bank_labels, f"{sides[0]}_labels")
-    query_numbers = _labels_of(query_labels, f"{sides[1]}_labels")
+    bank_numbers = labels_of(bank_labels, f"{sides[0]}_labels")
+    query_numbers = labels_of(query_labels, f"{sides[1]}_labels")
     names: list[str] = []
-    if _is_text(bank_numbers) != _is_text(query_numbers):
+    if is_text(bank_numbers) != is_text(query_numbers):
         raise DataError(
             f"{sides[0]}_labels are {bank_numbers.dtype} and {sides[1]}_labels "
             f"{query_numbers.dtype}; give both as texts, or both as integers"
         )
-    if _is_text(bank_numbers):
+    if is_text(bank_numbers):
         known, places = np.unique([*bank_numbers, *query_numbers], return_inverse=True)
         names = known.tolist()
         bank_numbers, query_numbers = np.split(places, [len(bank_numbers)])
@@ -256,60 +250,6 @@ def _pair(
             f"{queries.features.shape[1]}; take both from one backbone"
         )
     return bank, queries.to(bank.features.device), names
-
-
-def embeddings_from_arrays(features: Array, labels: Array | None, side: str) -> Embeddings:
-    """Make float32 features and int64 labels of arrays, numbering the rows 0, 1, ...
-
-    Args:
-        features: (N, F) of any float dtype; or `Embeddings`, of which only these count.
-        labels: (N,) integers, or texts, which are numbered in their order; None: none has one.
-        side: "train" or "test": begins the arguments' names in messages; "" for none.
-
-    Raises:
-        DataError: A shape or dtype does not fit, or a number is beyond float32 or int64.
-    """
-    named = {name: f"{side}_{name}".removeprefix("_") for name in ("features", "labels")}
-    if isinstance(features, Embeddings):
-        features = features.features
-    if isinstance(features, str | Path):
-        raise DataError(
-            f"{named['features']} = {shown(features)} is a path: give the array, such as "
-            "numpy.load(path)"
-        )
-    try:
-        rows = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features))
-    except (TypeError, ValueError) as error:  # rows of different lengths, texts, objects
-        raise DataError(
-            f"{named['features']} must be floats of shape (rows, features), not "
-            f"{shown(features)}: {error}"
-        ) from None
-    if rows.dim() != 2 or not rows.dtype.is_floating_point:
-        dtype = str(rows.dtype).removeprefix("torch.")
-        convert = "; convert them, as in features.astype('float32')" * (rows.dim() == 2)
-        raise DataError(
-            f"{named['features']} must be floats of shape (rows, features), not {dtype} "
-            f"{(*rows.shape,)}{convert}"
-        )
-    if not rows.numel():
-        raise DataError(f"{named['features']} has no rows: its shape is {(*rows.shape,)}")
-    numbers = np.full(len(rows), -1) if labels is None else _labels_of(labels, named["labels"])
-    if len(numbers) != len(rows):
-        raise DataError(
-            f"{named['features']} has {len(rows)} rows and {named['labels']} {len(numbers)}; "
-            "each row needs one label"
-        )
-    if _is_text(numbers):
-        numbers = np.unique(numbers, return_inverse=True)[1]
-    if int(numbers.max()) > np.iinfo(np.int64).max:
-        raise DataError(
-            f"{named['labels']} reaches {numbers.max()}, beyond int64; number the classes"
-        )
-    return Embeddings(
-        features=rows.detach().float(),
-        labels=torch.from_numpy(numbers.astype(np.int64)),
-        ids=torch.arange(len(rows)),
-    ).to(rows.device)
 
 
 def _scored(features: Array, labels: Array, side: str) -> Embeddings:
@@ -324,38 +264,3 @@ def _scored(features: Array, labels: Array, side: str) -> Embeddings:
             f"{len(unlabelled):,} of {len(rows.labels):,}; leave such rows out"
         )
     return rows
-
-
-def _labels_of(labels: Array, name: str) -> NDArray[Any]:
-    """Return labels as integers (N,), or as texts (N,). Raises: DataError."""
-    if isinstance(labels, Embeddings):
-        labels = labels.labels
-    try:
-        given = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    except ValueError:  # rows of different lengths
-        given = np.empty((), object)
-    if given.shape == (0,):
-        return np.zeros(0, np.int64)  # numpy makes floats of []; the features are refused
-    if given.dtype.kind == "U" and not isinstance(labels, np.ndarray):
-        given = np.asarray(labels, dtype=object)  # else a NaN among texts becomes a text
-    if given.ndim == 1 and given.dtype.kind in "OT":  # a list, or of pandas
-        wrong = [place for place, each in enumerate(given) if not isinstance(each, str)]
-        if wrong:
-            raise DataError(
-                f"{name}[{wrong[0]}] is {shown(given[wrong[0]])}, no text, as are "
-                f"{len(wrong):,} of {len(given):,}; give a text or an integer for each row, and "
-                "leave rows without a class out"
-            )
-        given = given.astype(np.str_)
-    if given.dtype.kind == "O":  # rows of different lengths, or other things
-        raise DataError(f"{name} = {shown(labels)} are no integers or texts of shape (rows,)")
-    if given.ndim != 1 or given.dtype.kind not in "iuU":
-        raise DataError(
-            f"{name} must be integers or texts of shape (rows,), not {given.dtype} {given.shape}; "
-            "number the classes 0, 1, ..., or name them"
-        )
-    return given
-
-
-def _is_text(labels: NDArray[Any]) -> bool:
-    return bool(labels.dtype.kind == "U")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sslpipe.data.index import DatasetIndex, Split, load_index, name_of_class
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.arrays import embeddings_from_arrays
+from sslpipe.evaluation.array_rows import embeddings_from_arrays
 from sslpipe.evaluation.embed import Embeddings, SplitEmbeddings, check_embeddings
 from sslpipe.evaluation.feature_files import CLASSES, NAMES, load_embeddings
 

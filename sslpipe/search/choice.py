@@ -32,7 +32,7 @@ from sslpipe.errors import (
     for_caller,
     shown,
 )
-from sslpipe.evaluation.arrays import Array, embeddings_from_arrays
+from sslpipe.evaluation.array_rows import Array, embeddings_from_arrays
 from sslpipe.evaluation.embed import Embeddings, EmbedOptions, check_embeddings
 from sslpipe.evaluation.flatten import why_unlabelled
 from sslpipe.evaluation.whiten import fit_whitening

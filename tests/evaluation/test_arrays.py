@@ -11,7 +11,7 @@ from sklearn.metrics import normalized_mutual_info_score, roc_auc_score
 
 import sslpipe
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.arrays import embeddings_from_arrays
+from sslpipe.evaluation.array_rows import embeddings_from_arrays
 from sslpipe.evaluation.embed import Embeddings, SplitEmbeddings
 from sslpipe.evaluation.few_shot import few_shot_knn
 

@@ -1,0 +1,106 @@
+"""Rows of features and labels made of plain arrays: numpy, torch, lists, pandas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from sslpipe.errors import DataError, shown
+from sslpipe.evaluation.embed import Embeddings
+
+Array = ArrayLike | Tensor | Embeddings
+
+
+def embeddings_from_arrays(features: Array, labels: Array | None, side: str) -> Embeddings:
+    """Make float32 features and int64 labels of arrays, numbering the rows 0, 1, ...
+
+    Args:
+        features: (N, F) of any float dtype; or `Embeddings`, of which only these count.
+        labels: (N,) integers, or texts, which are numbered in their order; None: none has one.
+        side: "train" or "test": begins the arguments' names in messages; "" for none.
+
+    Raises:
+        DataError: A shape or dtype does not fit, or a number is beyond float32 or int64.
+    """
+    named = {name: f"{side}_{name}".removeprefix("_") for name in ("features", "labels")}
+    if isinstance(features, Embeddings):
+        features = features.features
+    if isinstance(features, str | Path):
+        raise DataError(
+            f"{named['features']} = {shown(features)} is a path: give the array, such as "
+            "numpy.load(path)"
+        )
+    try:
+        rows = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features))
+    except (TypeError, ValueError) as error:  # rows of different lengths, texts, objects
+        raise DataError(
+            f"{named['features']} must be floats of shape (rows, features), not "
+            f"{shown(features)}: {error}"
+        ) from None
+    if rows.dim() != 2 or not rows.dtype.is_floating_point:
+        dtype = str(rows.dtype).removeprefix("torch.")
+        convert = "; convert them, as in features.astype('float32')" * (rows.dim() == 2)
+        raise DataError(
+            f"{named['features']} must be floats of shape (rows, features), not {dtype} "
+            f"{(*rows.shape,)}{convert}"
+        )
+    if not rows.numel():
+        raise DataError(f"{named['features']} has no rows: its shape is {(*rows.shape,)}")
+    numbers = np.full(len(rows), -1) if labels is None else labels_of(labels, named["labels"])
+    if len(numbers) != len(rows):
+        raise DataError(
+            f"{named['features']} has {len(rows)} rows and {named['labels']} {len(numbers)}; "
+            "each row needs one label"
+        )
+    if is_text(numbers):
+        numbers = np.unique(numbers, return_inverse=True)[1]
+    if int(numbers.max()) > np.iinfo(np.int64).max:
+        raise DataError(
+            f"{named['labels']} reaches {numbers.max()}, beyond int64; number the classes"
+        )
+    return Embeddings(
+        features=rows.detach().float(),
+        labels=torch.from_numpy(numbers.astype(np.int64)),
+        ids=torch.arange(len(rows)),
+    ).to(rows.device)
+
+
+def labels_of(labels: Array, name: str) -> NDArray[Any]:
+    """Return labels as integers (N,), or as texts (N,). Raises: DataError."""
+    if isinstance(labels, Embeddings):
+        labels = labels.labels
+    try:
+        given = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    except ValueError:  # rows of different lengths
+        given = np.empty((), object)
+    if given.shape == (0,):
+        return np.zeros(0, np.int64)  # numpy makes floats of []; the features are refused
+    if given.dtype.kind == "U" and not isinstance(labels, np.ndarray):
+        given = np.asarray(labels, dtype=object)  # else a NaN among texts becomes a text
+    if given.ndim == 1 and given.dtype.kind in "OT":  # a list, or of pandas
+        wrong = [place for place, each in enumerate(given) if not isinstance(each, str)]
+        if wrong:
+            raise DataError(
+                f"{name}[{wrong[0]}] is {shown(given[wrong[0]])}, no text, as are "
+                f"{len(wrong):,} of {len(given):,}; give a text or an integer for each row, and "
+                "leave rows without a class out"
+            )
+        given = given.astype(np.str_)
+    if given.dtype.kind == "O":  # rows of different lengths, or other things
+        raise DataError(f"{name} = {shown(labels)} are no integers or texts of shape (rows,)")
+    if given.ndim != 1 or given.dtype.kind not in "iuU":
+        raise DataError(
+            f"{name} must be integers or texts of shape (rows,), not {given.dtype} {given.shape}; "
+            "number the classes 0, 1, ..., or name them"
+        )
+    return given
+
+
+def is_text(labels: NDArray[Any]) -> bool:
+    """Return whether labels are texts, not integers."""
+    return bool(labels.dtype.kind == "U")
