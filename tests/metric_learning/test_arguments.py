@@ -1,10 +1,19 @@
 """Losses, heads and miners in a loop of one's own: what does not fit is one line that names it."""
 
+import math
+
 import pytest
 import torch
 
 import sslpipe
-from sslpipe.metric_learning import ArcFace, DeepID2Loss, SemiHardMiner, TripletLoss
+from sslpipe.metric_learning import (
+    HEADS,
+    METRIC_LOSSES,
+    ArcFace,
+    DeepID2Loss,
+    SemiHardMiner,
+    TripletLoss,
+)
 
 Z = torch.arange(32.0).sin().view(8, 4)
 Y = torch.arange(8) // 2
@@ -46,3 +55,19 @@ def test_a_part_in_a_loop_of_ones_own_names_what_does_not_fit(call, words):
     with pytest.raises(ValueError, match=words) as refused:
         call()
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "key"), [("arcface", "margin"), ("combined_margin", "m2"),
+                                           ("tuplet_margin", "margin")])  # fmt: skip
+def test_an_angle_in_degrees_is_refused_where_radians_are_meant(name, key):
+    """ArcFace's loss was 0 with pytorch-metric-learning's margin of 28.6 degrees."""
+    for value in (28.6, -28.6):
+        with pytest.raises(ValueError, match=rf"{value:g} degrees are {math.radians(value):.4g}"):
+            _made(name, {key: value})
+    assert getattr(_made(name, {key: math.radians(28.6)}), key) == math.radians(28.6)
+
+
+def _made(name, settings):
+    if name in HEADS.names():
+        return HEADS[name](num_classes=4, dim=4, **settings)
+    return METRIC_LOSSES[name](**settings)

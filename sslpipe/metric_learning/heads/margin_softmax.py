@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from sslpipe.metric_learning.heads.head import Head, row_mean
+from sslpipe.metric_learning.losses.metric_loss import Radians
 from sslpipe.metric_learning.losses.pairwise import linear, unit
 from sslpipe.precision import wide_dtype
 
@@ -176,7 +177,7 @@ class ArcFace(MarginSoftmax):
 
     scale: float = 64.0
     """Of the cosines."""
-    margin: float = 0.5
+    margin: Radians = 0.5
     """Of the angle, in radians."""
     beyond: Beyond = "linear"
     """The target where th + margin > pi, and the cosine rises again: linear takes scale * (cos th -
@@ -214,7 +215,7 @@ class CombinedMargin(MarginSoftmax):
     """Of the cosines."""
     m1: float = 1.0
     """SphereFace's, a factor on the angle."""
-    m2: float = 0.3
+    m2: Radians = 0.3
     """ArcFace's, added to the angle, in radians."""
     m3: float = 0.2
     """CosFace's, taken off the cosine."""

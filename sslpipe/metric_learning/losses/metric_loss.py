@@ -1,11 +1,12 @@
 """MetricLoss: what all losses do."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from sslpipe.distributed import current_rank, global_mean, global_sum
@@ -25,6 +26,19 @@ from sslpipe.registry.part import Derived
 
 Reduction = Literal["mean", "mean_active", "sum", "none"]
 AboveZero = Annotated[float, Field(ge=1e-12, le=1e12)]  # its inverse is a float32, too
+
+
+def _in_radians(angle: float) -> float:
+    """Return an angle. Raises: ValueError for one that can be meant in degrees alone."""
+    if abs(angle) > math.pi:
+        raise ValueError(
+            f"{angle:g} is no angle in radians, which are at most pi; {angle:g} degrees are "
+            f"{math.radians(angle):.4g}"
+        )
+    return angle
+
+
+Radians = Annotated[float, AfterValidator(_in_radians)]
 NumClasses = Annotated[int, Field(ge=1), Derived()]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sslpipe.distributed import gather_with_grad, global_sum
-from sslpipe.metric_learning.losses.metric_loss import AboveZero, MetricLoss
+from sslpipe.metric_learning.losses.metric_loss import AboveZero, MetricLoss, Radians
 from sslpipe.metric_learning.losses.pairwise import (
     LabelledRows,
     Pairs,
@@ -299,7 +299,7 @@ class TupletMarginLoss(MetricLoss):
 
     scale: float = 64.0
     """Of the cosines."""
-    margin: float = 0.1
+    margin: Radians = 0.1
     """In radians."""
     variance_weight: float = 0.5
     """Of the intra-pair variance; 0: without it."""
