@@ -6,6 +6,7 @@
 import importlib.util
 import io
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +148,7 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
             "input_size": [3, view["crop_px"], view["crop_px"]],
             "fixed_input_size": fixed_size,
             "interpolation": view.get("interpolation", "bilinear"),
-            "crop_pct": view["crop_px"] / view["resize_px"],
+            "crop_pct": _crop_pct(view["crop_px"], view["resize_px"]),
             "crop_mode": "squash" if view.get("squash") else "center",
             "mean": view["mean"],
             "std": view["std"],
@@ -155,6 +156,12 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
         },
         **({"model_args": arguments} if arguments else {}),
     }
+
+
+def _crop_pct(crop_px: int, resize_px: int) -> float:
+    """Return the share of the resized side that timm, which rounds that side down, crops alike."""
+    share = crop_px / resize_px
+    return share if math.floor(crop_px / share) == resize_px else math.nextafter(share, 0)
 
 
 def _write_timm_folder(model: FrozenBackbone, folder: Path) -> Path:

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -236,6 +237,14 @@ def test_timm_makes_the_input_that_the_features_need_from_its_config(resnet):
     # Pillow rounds to whole levels after each of two passes: at most 1.1 of 255, over std
     bound = 1.1 / 255 / min(VIEW.config()["std"])
     assert float((transform(image)[None] - ours).abs().max()) < bound
+
+
+def test_timm_resizes_to_the_side_of_the_view_whatever_its_share_is_rounded_to():
+    for crop_px in range(8, 520):
+        for resize_px in range(crop_px, crop_px + 60):  # as timm computes it: (68, 100) gave 99
+            share = formats._crop_pct(crop_px, resize_px)
+            assert math.floor(crop_px / share) == resize_px, (crop_px, resize_px)
+    assert formats._crop_pct(224, 224) == 1
 
 
 def forget_statistics(path) -> None:
