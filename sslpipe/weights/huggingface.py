@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sslpipe.errors import RecipeError, WeightsError, one_line, shown
+from sslpipe.errors import RecipeError, WeightsError, listed, one_line, shown
 from sslpipe.models.backbones import backbone_settings
 from sslpipe.models.libraries import image_config, model_class, open_clip_library
 from sslpipe.registry.schema import SparseSettings
@@ -171,19 +171,49 @@ def open_clip_view(component: SparseSettings, config: Config) -> StatedView:
     """Read the view of an open_clip model; `config`: its open_clip_config.json, or {}."""
     stated = config.get("preprocess_cfg") or {}
     vision = component.arguments.get("vision")
+    notes = []
     if vision is None:
         name = component.kind.partition("/")[2]
         vision = open_clip_library().get_model_config(name)["vision_cfg"]
+        stated, notes = _usual_in_open_clip(name)
     mode = str(stated.get("resize_mode", "shortest"))
-    note = f"images are cropped in the centre, not by the model's {mode!r}"
+    if mode not in ("shortest", "squash"):
+        notes.append(f"images are cropped in the centre, not by the model's {mode!r}")
     return StatedView(
         size=_whole({"image_size": 224, **vision}, "image_size"),
         mean=stated.get("mean", _OPENAI_MEAN),
         std=stated.get("std", _OPENAI_STD),
         interpolation=str(stated.get("interpolation", "bicubic")),
         squash=mode == "squash",
-        notes=() if mode in ("shortest", "squash") else (note,),
+        notes=tuple(notes),
     )
+
+
+def _usual_in_open_clip(name: str) -> tuple[Config, list[str]]:
+    """Return how open_clip makes images for its weights of a model, as no file of weights says it.
+
+    Also notes: which weights those are, and that a model of the same tensors computes otherwise.
+    """
+    library = open_clip_library()
+    tags = library.list_pretrained_tags_by_model(name)
+    keys = ("mean", "std", "interpolation", "resize_mode")
+    ways = []
+    for tag in tags:
+        release = library.get_pretrained_cfg(name, tag)
+        ways.append({key: release[key] for key in keys if key in release})
+    usual: Config = max(ways, key=ways.count, default={})
+    same = [tag for tag, way in zip(tags, ways, strict=True) if way == usual]
+    others = [tag for tag, way in zip(tags, ways, strict=True) if way != usual]
+    notes = []
+    if same:
+        unlike = f", not as for {listed(others, 3)}" if others else ""
+        notes.append(f"images are made as for open_clip's weights {listed(same, 3)}{unlike}")
+    if f"{name}-quickgelu" in library.list_models():
+        notes.append(
+            "it computes with GELU, and weights of OpenAI, and those trained from them, with "
+            f"QuickGELU, which no tensor shows: name those open_clip/{name}-quickgelu@FILE"
+        )
+    return usual, notes
 
 
 def _whole(config: Config, key: str) -> int:

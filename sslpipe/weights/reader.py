@@ -41,6 +41,8 @@ from sslpipe.weights.layouts import (
 from sslpipe.weights.source import VECTORS, Source
 from sslpipe.weights.views import (
     StatedView,
+    tag_of_file,
+    timm_remarks,
     timm_view,
     torchvision_view,
     unknown_view,
@@ -422,14 +424,18 @@ def _view(
         return folder_view(source.path, source.text, component.arguments["config"])
     if kind.startswith("open_clip/"):
         return open_clip_view(component, _read_object(source.path, OPEN_CLIP))
+    family, _, architecture = kind.partition("/")
     if "architecture" in config:
         stated = config.get("pretrained_cfg", config)
         arguments = config.get("model_args") or {}  # a table, or it was refused
-        return timm_view(source.text, stated, arguments.get("img_size"))
-    family, _, architecture = kind.partition("/")
+        view = timm_view(source.text, stated, arguments.get("img_size"))
+        remarks = timm_remarks(architecture, tag or str(stated.get("tag")))
+        return replace(view, notes=(*view.notes, *remarks))
     view = None
-    if family == "timm" and (may_be_usual or tag):
-        view = usual_timm_view(source.text, architecture, tag)
+    if family == "timm":
+        tag = tag or tag_of_file(architecture, source.path.name)
+        if may_be_usual or tag:
+            view = usual_timm_view(source.text, architecture, tag)
     if family == "torchvision" and may_be_usual:
         view = torchvision_view(architecture, opened.sha256)
     return view or unknown_view(own_size(component))

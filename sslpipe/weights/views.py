@@ -94,7 +94,9 @@ def timm_view(what: str, config: Mapping[str, Any], img_size: Any = None) -> Sta
     if height != width:
         raise WeightsError(f"{what} takes images of {height} x {width}; only square ones are made")
     mode = data["crop_mode"]
-    note = f"images are cropped in the centre, not by the weights' {mode!r}"
+    notes = []
+    if mode not in ("center", "squash"):
+        notes.append(f"images are cropped in the centre, not by the weights' {mode!r}")
     return StatedView(
         size=height,
         resize=math.floor(height / data["crop_pct"]),
@@ -102,8 +104,35 @@ def timm_view(what: str, config: Mapping[str, Any], img_size: Any = None) -> Sta
         std=data["std"],
         interpolation=data["interpolation"],
         squash=mode == "squash",
-        notes=() if mode in ("center", "squash") else (note,),
+        notes=tuple(notes),
     )
+
+
+def tag_of_file(architecture: str, file: str) -> str:
+    """Return the tag of timm's weights that are published under a file's name; "": of none, or two.
+
+    As DINO's and MAE's, which timm lists with their own mean and std.
+    """
+    import timm
+
+    releases = [timm.get_pretrained_cfg(name) for name in timm.list_pretrained(f"{architecture}.*")]
+    tags = [
+        release.tag
+        for release in releases
+        if release is not None and release.url and release.url.rpartition("/")[2] == file
+    ]
+    return tags[0] if len(tags) == 1 and tags[0] else ""
+
+
+def timm_remarks(architecture: str, tag: str) -> list[str]:
+    """Return what timm itself says of its weights: that no tensor shows their QuickGELU, say."""
+    import timm
+
+    name = f"{architecture}.{tag}"
+    if "quickgelu" in architecture or not timm.models.is_model_pretrained(name):
+        return []  # the variant that its remark asks for has the remark, too
+    release = timm.get_pretrained_cfg(name)
+    return [f"timm says of {name}: {remark}" for remark in release.notes or ()]
 
 
 def usual_timm_view(what: str, architecture: str, tag: str) -> StatedView | None:
@@ -115,8 +144,9 @@ def usual_timm_view(what: str, architecture: str, tag: str) -> StatedView | None
         return None
     release = timm.get_pretrained_cfg(name)
     view = timm_view(what, release.to_dict())
-    said = f"the view is that of {architecture}.{release.tag}, timm's usual weights"
-    return view if tag else replace(view, notes=(said, *view.notes))
+    usual = "" if tag else ", timm's usual weights"
+    said = f"the view is that of {architecture}.{release.tag}{usual}"
+    return replace(view, notes=(said, *view.notes, *timm_remarks(architecture, tag)))
 
 
 def torchvision_view(architecture: str, sha256: str) -> StatedView:

@@ -23,6 +23,7 @@ from sslpipe.weights.files import read_tree
 from sslpipe.weights.layouts import open_checkpoint
 from sslpipe.weights.reader import read_weights
 from sslpipe.weights.source import parse_source
+from sslpipe.weights.views import usual_timm_view
 from tests.helpers.weights import difference, equals, randomised, saved
 
 
@@ -454,6 +455,36 @@ def test_a_vit_of_moco_v3_is_timms(tmp_path):
     assert model.view.mean.tolist() == pytest.approx([0.485, 0.456, 0.406])
     tagged = load_backbone(f"timm/vit_tiny_patch16_224.augreg_in21k@{path}")
     assert tagged.view.mean.tolist() == pytest.approx([0.5, 0.5, 0.5])
+
+
+def test_a_file_with_the_name_of_a_release_of_timm_has_its_view(tmp_path):
+    kind = "vit_small_patch16_224"
+    tensors = timm.create_model(kind, num_classes=0).half().state_dict()
+    for name, mean in (("dino_deitsmall16_pretrain.pth", 0.485), ("mine.pth", 0.5)):
+        model = load_backbone(f"timm/{kind}@{saved(tensors, tmp_path, name)}")
+        assert float(model.view.mean[0]) == pytest.approx(mean)
+        release = timm.get_pretrained_cfg(kind + ".dino" * (mean < 0.5))
+        assert any(f"that of {kind}.{release.tag}" in note for note in model.notes)
+
+
+def test_what_timm_says_of_its_weights_is_passed_on(tmp_path):
+    """OpenAI's need QuickGELU, which no tensor shows, and timm has a network of its own for it."""
+    small = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+    for kind, said in (
+        ("vit_base_patch16_clip_224", True),
+        ("vit_base_patch16_clip_quickgelu_224", False),
+    ):
+        network = timm.create_model(kind, num_classes=0, **small)
+        folder = tmp_path / kind
+        folder.mkdir()
+        saved(network.state_dict(), folder, "pytorch_model.bin")
+        stated = {"tag": "openai", "input_size": [3, 224, 224]}
+        config = {"architecture": kind, "model_args": small, "pretrained_cfg": stated}
+        (folder / "config.json").write_text(json.dumps(config))
+        assert any("QuickGELU" in note for note in load_backbone(folder).notes) == said
+        assert (
+            any("QuickGELU" in note for note in usual_timm_view("x", kind, "openai").notes) == said
+        )
 
 
 def test_a_tag_that_timm_has_not_is_refused_of_a_file_and_of_a_folder(tmp_path):

@@ -7,7 +7,9 @@ import open_clip
 import pytest
 import torch
 import transformers as hf
+from open_clip.transform import PreprocessCfg, image_transform_v2
 from safetensors.torch import load_file, save_file
+from torchvision.transforms.functional import to_pil_image
 from transformers.utils import logging
 
 from sslpipe.augment.eval_view import EvalView
@@ -15,7 +17,7 @@ from sslpipe.errors import RecipeError, WeightsError
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
 from sslpipe.models.backbones import backbone_settings, build_backbone
-from sslpipe.weights.huggingface import transformers_view
+from sslpipe.weights.huggingface import open_clip_view, transformers_view
 from tests.helpers.weights import difference, init_of, randomised, saved
 
 pytestmark = pytest.mark.usefixtures("proved_here")
@@ -413,6 +415,28 @@ def test_a_checkpoint_of_open_clips_training_is_read_by_the_name_of_its_model(tm
     assert difference(model, network.visual.eval(), 224) <= 1e-5
     with pytest.raises(WeightsError, match="did you mean 'ViT-S-32-alt'"):
         load_backbone(f"open_clip/ViT-S-32-al@{path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [("ViT-B-16-SigLIP", "webli"), ("MobileCLIP-S1", "datacompdr"), ("ViT-L-14", "openai"),
+     ("ViT-L-14-CLIPA", "datacomp1b"), ("PE-Core-T-16-384", "meta")],
+)  # fmt: skip
+def test_images_of_a_model_that_is_named_are_those_of_open_clips_weights_of_it(name, tag):
+    view, notes = open_clip_view(backbone_settings(f"open_clip/{name}"), {}).make("x", None)
+    stated = open_clip.get_pretrained_cfg(name, tag)
+    keys = ("mean", "std", "interpolation", "resize_mode")
+    side = open_clip.get_model_config(name)["vision_cfg"]["image_size"]
+    theirs = PreprocessCfg(size=side, **{key: stated[key] for key in keys})
+    small = torch.rand(1, 3, 6, 8, generator=torch.Generator().manual_seed(0))
+    picture = (255 * torch.nn.functional.interpolate(small, (480, 640), mode="bilinear"))[0].byte()
+    expected = image_transform_v2(theirs, is_train=False)(to_pil_image(picture))
+    ours = view(picture[None], torch.tensor([picture.shape[1:]]))[0]
+    assert (ours - expected).abs().max() <= 1.5 / 255 / min(stated["std"])
+    assert any(f"open_clip's weights {tag}" in note for note in notes)
+    # what the weights do not show is said: of one release other images, and another activation
+    assert any("not as for laion2b_s32b_b82k" in note for note in notes) == (name == "ViT-L-14")
+    assert any(f"open_clip/{name}-quickgelu@" in note for note in notes) == (name == "ViT-L-14")
 
 
 def test_a_tower_that_would_be_downloaded_is_refused(tmp_path):
