@@ -179,7 +179,8 @@ def load_model(
 ) -> "FrozenBackbone":
     """Load a backbone; say which weights of a run were chosen, unless its newest ones.
 
-    `device` is that of --device.
+    Of weights of another program say what was decided or is not known, such as their view. `device`
+    is that of --device.
     """
     from sslpipe.distributed import pick_device
     from sslpipe.export.load import load_backbone, weights_text
@@ -188,6 +189,8 @@ def load_model(
     model = load_backbone(source, checkpoint=checkpoint)
     if text := weights_text(model):
         say_once(text)
+    for note in model.notes:
+        say_once(note)
     return model.to(target)
 
 

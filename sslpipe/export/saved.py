@@ -7,7 +7,7 @@ from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.image_type import RGB8, Colour, ImageType
-from sslpipe.errors import UserError
+from sslpipe.errors import UserError, one_line
 from sslpipe.files import Stored
 from sslpipe.models.backbones import JOIN, Backbone, backbone_settings
 from sslpipe.models.state import module_sha256
@@ -101,6 +101,17 @@ class SavedBackbone(nn.Module):
     def name(self) -> str:
         """For messages: the run's name, or the architecture."""
         return str(self.config.facts.get("name", self.config.backbone.kind))
+
+    @property
+    def notes(self) -> list[str]:
+        """What was decided, or is not known, of weights that another program wrote; [] of ours."""
+        init = self.config.facts.get("init")
+        if not isinstance(init, dict) or "digest" in self.config.facts:
+            return []
+        notes = init.get("notes")
+        if not isinstance(notes, list) or init.get("format") in ("sslpipe", JOIN):
+            return []
+        return [f"{self.name}: {one_line(str(note))}" for note in notes]
 
     @property
     def image_type(self) -> ImageType:

@@ -138,7 +138,8 @@ class Start:
         part = f", its part {facts['part']}" if "part" in facts else ""
         channels = facts.get("channels", ())
         fitted = f", the first layer fitted to {', '.join(channels)}" if channels else ""
-        return f"weights of {source}{part}{fitted}{frozen if first else ''}"
+        notes = "".join(f"; {note}" for note in facts.get("notes", ()))
+        return f"weights of {source}{part}{fitted}{frozen if first else ''}{notes}"
 
     def remark(self, recipe: RunRecipe) -> str | None:
         """Return which settings of a [backbone] as it was given the weights replace, if any."""

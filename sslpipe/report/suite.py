@@ -146,6 +146,9 @@ def suite(
     if chosen := weights_text(backbone):
         say(chosen)
     others, not_compared = load_compared(compared, folder, backbone, {"ssl", *BASELINES})
+    for loaded in (backbone, *(other.backbone for other in others if not other.is_start)):
+        for note in loaded.notes:
+            say(note)
     backbone, (train, test) = backbone.matched(rows, queries)
     known_as = own_name(backbone.config.facts, ("ssl", *BASELINES, *(o.name for o in others)))
     # features, the most wanted first: what is interrupted has these

@@ -165,6 +165,9 @@ def choose(
     networks = _embed_all(wanted, px, images, embed, options, skip=skipped.add)
     if not networks.features:
         raise UserError(f"no candidate can be ranked{skipped.reasons()}")
+    loaded = [one.model for one in networks.candidates.values()]
+    for note in dict.fromkeys(note for model in loaded for note in model.notes):
+        say(note)  # of a network at several sizes once
     # the ranking, and what is to be used
     identity = {  # all that decides the ranking
         "keys": networks.keys,

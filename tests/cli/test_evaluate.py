@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from typer.testing import CliRunner
 
@@ -37,6 +38,7 @@ from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.whiten import fit_whitening, whiten
 from sslpipe.export.load import load_backbone
+from sslpipe.export.start import Start
 from sslpipe.export.write import export_backbone
 from sslpipe.models.state import module_sha256
 from sslpipe.recipe.reading import load_recipe
@@ -237,6 +239,25 @@ def test_suite_from_python_is_the_commands_and_leaves_the_model_alone(run, stran
     assert next(model.backbone.parameters()).device.type == "cpu"
     with pytest.raises(UserError, match="split='train'"):
         sslpipe.suite(model, data, "train")
+
+
+def test_what_is_not_known_of_weights_of_others_is_printed(run, tmp_path):
+    run_dir, data = run
+    torch.save(timm.create_model("test_resnet", num_classes=0).state_dict(), tmp_path / "w.pth")
+    source = f"timm/test_resnet@{tmp_path / 'w.pth'}"
+    (note,) = load_backbone(source).notes
+    assert "timm's usual weights" in note
+    words = ("--data", data, "--split", "test", "--out", tmp_path / "rows.npz")
+    assert note in call(embed_tool, source, *words)
+    words = ("--data", data, "--against", source, "--out", tmp_path / "eval.json")
+    assert note in call(evaluate_tool, "suite", run_dir, *words)
+    recipe = load_recipe(ROOT / "recipes" / "adapt_mobile.toml")
+    assert note.partition(": ")[2] in Start("named", load_backbone(source)).describe(recipe.tune)
+    # of a run of ours there is nothing to say, whatever it started from
+    settings = ["steps=1", "augment.crop_px=16", "tune.eval_crop_px=16"]
+    recipe = load_recipe(write_recipe(tmp_path), settings)
+    train(recipe, load_index(data), tmp_path / "run", init=source)
+    assert load_backbone(tmp_path / "run").notes == []
 
 
 @pytest.mark.promise(6)
