@@ -171,7 +171,7 @@ def open_clip_view(component: SparseSettings, config: Config) -> StatedView:
     """Read the view of an open_clip model; `config`: its open_clip_config.json, or {}."""
     stated = config.get("preprocess_cfg") or {}
     vision = component.arguments.get("vision")
-    notes = []
+    notes: list[str] = []
     if vision is None:
         name = component.kind.partition("/")[2]
         vision = open_clip_library().get_model_config(name)["vision_cfg"]
@@ -197,11 +197,11 @@ def _usual_in_open_clip(name: str) -> tuple[Config, list[str]]:
     library = open_clip_library()
     tags = library.list_pretrained_tags_by_model(name)
     keys = ("mean", "std", "interpolation", "resize_mode")
-    ways = []
+    ways: list[dict[str, Any]] = []
     for tag in tags:
         release = library.get_pretrained_cfg(name, tag)
         ways.append({key: release[key] for key in keys if key in release})
-    usual: Config = max(ways, key=ways.count, default={})
+    usual = max(ways, key=ways.count, default={})
     same = [tag for tag, way in zip(tags, ways, strict=True) if way == usual]
     others = [tag for tag, way in zip(tags, ways, strict=True) if way != usual]
     notes = []

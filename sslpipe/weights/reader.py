@@ -428,10 +428,10 @@ def _view(
     if "architecture" in config:
         stated = config.get("pretrained_cfg", config)
         arguments = config.get("model_args") or {}  # a table, or it was refused
-        view = timm_view(source.text, stated, arguments.get("img_size"))
+        own_view = timm_view(source.text, stated, arguments.get("img_size"))
         remarks = timm_remarks(architecture, tag or str(stated.get("tag")))
-        return replace(view, notes=(*view.notes, *remarks))
-    view = None
+        return replace(own_view, notes=(*own_view.notes, *remarks))
+    view: StatedView | None = None
     if family == "timm":
         tag = tag or tag_of_file(architecture, source.path.name)
         if may_be_usual or tag:
