@@ -28,7 +28,7 @@ ROWS = (
     ("losses", "models", "optim"),
     ("data",),
     ("recipe",),
-    ("registry", "distributed", "random", "satellites"),
+    ("registry", "distributed", "gradients", "random", "satellites"),
     ("arguments", "files"),
     ("errors", "faults", "portable", "precision"),
 )

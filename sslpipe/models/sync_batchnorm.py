@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from sslpipe.distributed import all_gather_single, current_rank
+from sslpipe.gradients import first_order
 
 
 def sync_batchnorm(module: nn.Module, world: int) -> nn.Module:
@@ -183,7 +183,7 @@ class _FusedNormalise(torch.autograd.Function):
         return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, invstd, counts = ctx.saved_tensors
         dy = grad.contiguous(memory_format=_memory_format(x))
@@ -282,7 +282,7 @@ class _Normalise(torch.autograd.Function):
         return _affine(x, gain, offset)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var, count = ctx.saved_tensors
         dy = grad.contiguous(memory_format=_memory_format(x))

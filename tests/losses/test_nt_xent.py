@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sslpipe.errors import UserError
 from sslpipe.losses import NTXentLoss
 from sslpipe.losses.engine import tiles
 from tests.losses.loops import pair, relative, value_and_grad
@@ -88,3 +89,11 @@ def test_views_that_need_no_gradient_change_nothing_of_the_others() -> None:
     assert torch.equal(alone, loss.detach())
     (one,) = torch.autograd.grad(NTXentLoss()(z_a, z_b.detach()), (z_a,))
     torch.testing.assert_close(one, grads[0])
+
+
+def test_a_second_derivative_is_refused_and_not_left_out() -> None:
+    """Torch's `once_differentiable` gives 0 for a gradient penalty, and says nothing."""
+    z_a, z_b = pair(9, 4)
+    loss = NTXentLoss()(z_a, z_b)
+    with pytest.raises(UserError, match="create_graph = True"):
+        torch.autograd.grad(loss, z_a, create_graph=True)

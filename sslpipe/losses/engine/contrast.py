@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sslpipe.distributed import Rank, all_gather_rows, current_rank, to_device
+from sslpipe.gradients import first_order
 from sslpipe.losses.engine.anchors import Anchors, Masks
 from sslpipe.losses.engine.tiles import ONE_SUM, Term, Tiles, fast_kernels
 from sslpipe.precision import wide_dtype
@@ -265,7 +265,7 @@ class _WithGradient(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
         return None, *(grad * upstream).to(ctx.dtype).unbind(1)

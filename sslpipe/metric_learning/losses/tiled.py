@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from sslpipe.gradients import first_order
 
 # In a log-sum-exp: a term that is not there. Finite, so that its gradient is 0; below the square of
 # any float32, as rows that keep their lengths are compared in float64.
@@ -67,7 +68,7 @@ class _Distances(torch.autograd.Function):
         return d
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         a, b, d = ctx.saved_tensors
         grad_a = torch.empty_like(a)
@@ -110,7 +111,7 @@ class _MaskedLSE(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (softmax,) = ctx.saved_tensors
         return softmax * (ctx.scale * grad)[:, None], None, None

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from sslpipe.gradients import first_order
 from sslpipe.metric_learning.losses.metric_loss import MetricLoss, NumClasses, Reduction
 from sslpipe.metric_learning.losses.pairwise import (
     Distance,
@@ -245,7 +245,7 @@ class _TripletSums(torch.autograd.Function):
         return total, items, active
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None]:
         columns, grad_near, grad_far = ctx.saved_tensors
         far = grad_far * grad[:, None]

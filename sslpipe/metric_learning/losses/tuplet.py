@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sslpipe.distributed import gather_with_grad, global_sum
+from sslpipe.gradients import first_order
 from sslpipe.metric_learning.losses.metric_loss import AboveZero, MetricLoss, Radians
 from sslpipe.metric_learning.losses.pairwise import (
     LabelledRows,
@@ -381,7 +381,7 @@ class _NegativesOfPairs(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         s, everyone, out = ctx.saved_tensors
         grad = ctx.c * grad.masked_fill(~ctx.slots.filled, 0)
