@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from sslpipe.distributed import all_gather_rows, cpu_by_default
 from sslpipe.errors import DataError, UserError
 from sslpipe.losses.engine.anchors import Anchors, gather_anchors
 from sslpipe.losses.engine.contrast import Engine, Sums, contrast, differentiate
@@ -75,7 +76,8 @@ class Objective(Part):
                 f"{type(self).__name__} takes two views by place and all else by its name; call "
                 "loss(z_a, z_b, labels=labels)"
             )
-        return super().__call__(*views, **known)
+        with cpu_by_default():  # ids, labels and masks are found on the host
+            return super().__call__(*views, **known)
 
     def refuses(self, samples: int, *, paired: bool) -> str | None:
         """Return why a run cannot begin on a split of so many samples, with [pairs] or without."""
@@ -117,16 +119,23 @@ class ContrastiveObjective(Objective):
         """Mean number of negatives of an anchor in the last call; may wait as well."""
         return float(self._last_negatives)
 
-    def check_negatives(self, images: int) -> None:
+    def check_batch(self, z: Tensor, counts: tuple[int, ...]) -> None:
         """Refuse a call in which no anchor of the global batch has a negative; see `had_negatives`.
 
-        Waits for the device, if the count is there, only until a call had some.
+        Waits for the device, if the count is there, only until a call had some. Until then the
+        ranks' rows are compared, too.
+
+        Args:
+            z: (B, D), embeddings of this rank.
+            counts: of all ranks.
 
         Raises:
             DataError: the loss would be 0, or pull all embeddings together.
         """
         if self.had_negatives:
             return
+        check_shares(z, counts)
+        images = sum(counts)
         self.had_negatives = self.last_negatives * images > 0.25
         if not self.had_negatives:
             raise DataError(
@@ -184,7 +193,7 @@ class InBatchLoss(ContrastiveObjective):
             )
         self._masked_pairs = anchors.masked_pairs
         self._last_negatives = anchors.mean_negatives
-        self.check_negatives(anchors.images)
+        self.check_batch(z_a, anchors.counts)
         return contrast(
             z_a=z_a,
             z_b=z_b,
@@ -248,6 +257,19 @@ def positive_similarities(v: Tensor) -> Tensor:
     """Return (N, 1): the similarity of each image's two views, from v (N, 2, D)."""
     v_a, v_b = v.unbind(1)
     return (v_a * v_b).sum(1, keepdim=True)
+
+
+def check_shares(z: Tensor, counts: tuple[int, ...]) -> None:
+    """Refuse the same rows z (B, D) on two ranks, as of who has gathered them. Collective."""
+    if len(counts) == 1 or counts[0] != counts[1]:
+        return
+    first, second = all_gather_rows(z, counts).split(counts)[:2]
+    if torch.equal(first, second) and not torch.equal(first, first[:1].expand_as(first)):
+        raise DataError(
+            "ranks 0 and 1 have the same embeddings, whose copies would be each other's negatives; "
+            "give each rank's own rows (the loss gathers those of the others itself), of images "
+            "that differ, as by a DistributedSampler"
+        )
 
 
 def check_views(

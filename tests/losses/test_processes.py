@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.distributed import Rank
+from sslpipe.errors import DataError
 from sslpipe.losses import LOSSES
 from tests.helpers.processes import run_processes
 from tests.losses.loops import KNOWN, NoCollectives, loops, pair, tensors, value_and_grad
@@ -109,3 +110,29 @@ def test_any_number_of_processes_gives_the_loss_and_gradient_of_one(
             assert_whole([rank[step] for rank in ranks], *alone[step], views=1)
         for rank in ranks:
             torch.testing.assert_close(rank[3], alone[3], rtol=1e-9, atol=1e-12)
+
+
+def _gathered_before(process: Rank) -> list[str]:
+    """What each objective says of rows that are those of all ranks, and of each rank's own."""
+    whole = pair(6, 4)
+    own = [z.split(3)[process.rank] for z in whole]
+    alike = [torch.ones(3, 4, dtype=torch.float64)] * 2  # as of a head of zeros
+    said = []
+    for kind in ("nt_xent", "sup_con", "moco"):
+        settings = {"dim": 4, "queue_rows": 12} if kind == "moco" else {}
+        for z_a, z_b in (whole, own, alike):
+            objective = LOSSES[kind](**settings)
+            try:
+                for _ in range(2):  # moco's queue is empty at first
+                    objective(z_a, z_b)
+                said.append("")
+            except DataError as error:
+                said.append(str(error))
+    return said
+
+
+def test_rows_that_were_gathered_before_the_call_are_refused() -> None:
+    """As pytorch-metric-learning #10 and SupContrast #26 do it: copies would be negatives."""
+    for said in run_processes(_gathered_before, 2):
+        assert [bool(text) for text in said] == [True, False, False] * 3
+        assert all("ranks 0 and 1" in text and "own rows" in text for text in said[::3])

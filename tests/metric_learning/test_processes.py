@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sslpipe.distributed import Rank, all_gather_rows, global_sum
+from sslpipe.errors import UserError
 from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.losses.pairwise import References
 from tests.helpers.metric_rows import sizes_of
@@ -101,3 +102,30 @@ def test_the_cases_are_not_empty_ones(one_process):
         if not (record[0] > 0 and record[1].abs().max() > 0)
     ]
     assert silent == []
+
+
+def gathered_before(process):
+    x, weight, _ = inputs()
+    said = []
+    for rows in (slice(None), slice(6 * process.rank, 6 * process.rank + 6)):
+        try:
+            METRIC_LOSSES["triplet"]()(x[rows] @ weight.T, LABELS[rows])
+            said.append("")
+        except UserError as error:
+            said.append(str(error))
+    return said
+
+
+def test_rows_that_were_gathered_before_the_call_are_refused():
+    """As pytorch-metric-learning #10 does it: each row would have its copies as positives."""
+    for gathered, own in run_processes(gathered_before, 2):
+        assert "ranks 0 and 1" in gathered
+        assert not own
+
+
+@pytest.mark.parametrize("name", ["triplet", "contrastive", "multi_similarity"])
+def test_a_second_derivative_is_refused_and_not_left_out(name):
+    x = inputs()[0].requires_grad_()
+    loss = METRIC_LOSSES[name]()(x, LABELS)
+    with pytest.raises(UserError, match="create_graph = True"):
+        torch.autograd.grad(loss, x, create_graph=True)

@@ -9,7 +9,8 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
-from sslpipe.distributed import current_rank, global_mean, global_sum
+from sslpipe.distributed import current_rank, global_mean, global_sum, row_counts
+from sslpipe.losses.base import check_shares
 from sslpipe.metric_learning.losses.pairwise import (
     LabelCounts,
     LabelledPart,
@@ -101,6 +102,8 @@ class MetricLoss(LabelledPart):
             num_classes=getattr(self, "num_classes", None),
             dim=getattr(self, "dim", None),
         )
+        if self._counted is None:  # at the first call
+            check_shares(x, row_counts(len(x)))
         with torch.autocast(x.device.type, enabled=False):
             dtype = x.dtype
             if self.normalize:
