@@ -18,7 +18,7 @@ from sslpipe.export.saved import Config, HubConfig, SavedBackbone
 from sslpipe.files import Tree, read_json, write_json
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.limits import TooLarge, check_side, sketch, within_memory
-from sslpipe.models.state import float32_by_default, module_sha256
+from sslpipe.models.state import module_sha256, torch_defaults
 from sslpipe.portable import memory_is_short, sha256_lines, sha256_of
 from sslpipe.registry import REFUSALS
 from sslpipe.registry.plugins import made_with
@@ -34,7 +34,7 @@ _REMEDY_OF_LIBRARIES = (
 )
 
 
-@float32_by_default()
+@torch_defaults()
 def read_folder(path: Path) -> SavedBackbone:
     """Read an export's backbone, with the weights that were proved: safetensors, timm or hf format.
 

@@ -27,7 +27,7 @@ from sslpipe.export.saved import Config
 from sslpipe.files import Tree
 from sslpipe.models.backbones import BACKBONES, build_backbone
 from sslpipe.models.limits import check_side
-from sslpipe.models.state import float32_by_default, module_sha256
+from sslpipe.models.state import module_sha256, torch_defaults
 from sslpipe.portable import memory_is_short
 from sslpipe.recipe.reading import parse_recipe
 from sslpipe.recipe.sections import RunRecipe
@@ -42,7 +42,7 @@ __all__ = ["Config", "FrozenBackbone"]  # of other modules
 
 
 @checked
-@float32_by_default()
+@torch_defaults()
 def load_backbone(
     source: str | Path | nn.Module,
     *,

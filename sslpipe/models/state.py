@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sslpipe.distributed import cpu_by_default
 from sslpipe.errors import DataError, shown
 
 
@@ -30,12 +31,13 @@ def weights_dtype(module: nn.Module) -> torch.dtype:
 
 
 @contextmanager
-def float32_by_default() -> Iterator[None]:
-    """Build networks in float32 inside, whatever torch's default dtype is."""
+def torch_defaults() -> Iterator[None]:
+    """Make floats float32 inside, and tensors on the CPU, whatever torch's defaults are."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        yield
+        with cpu_by_default():
+            yield
     finally:
         torch.set_default_dtype(before)
 
@@ -44,13 +46,13 @@ def float32_by_default() -> Iterator[None]:
 def torch_as_it_starts() -> Iterator[None]:
     """Compute inside as in a fresh process, whatever a notebook has set.
 
-    Gradients are recorded, nothing is cast by an autocast around it, and floats are float32.
+    Gradients are recorded, nothing is cast by an autocast around it, and defaults are torch's own.
     """
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
         _without_autocast(),
-        float32_by_default(),
+        torch_defaults(),
     ):
         yield
 
