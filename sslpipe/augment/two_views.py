@@ -37,7 +37,8 @@ from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import current_rank
-from sslpipe.models.state import float32_by_default
+from sslpipe.errors import shown
+from sslpipe.models.state import torch_defaults
 from sslpipe.random import hash_integers
 from sslpipe.recipe.sections import LONGEST_SIDE_PX, RunRecipe
 from sslpipe.registry import Table
@@ -121,6 +122,11 @@ class FusedViews(nn.Module):
         mean = (0.0,) * count if mean is None else mean
         std = (1.0,) * count if std is None else std
         check_statistics(mean, std, count)
+        if self.channels == RGB8.channels and max(*mean, *std) > 1:
+            raise ValueError(
+                f"mean = {shown(mean)} and std = {shown(std)} are of values in [0, 1]; divide "
+                "those of 0..255 by 255"
+            )
         self.crop_px = int(crop_px)
         if not normalize:
             mean = (0.0,) * count
@@ -424,6 +430,7 @@ class TwoViews(nn.Module):
             `backbone.view.std`.
     """
 
+    @torch_defaults()
     def __init__(self, preset: str = "simclr", crop_px: int = 224, **settings: Any) -> None:
         super().__init__()
         for name in {"mean", "std"} & settings.keys():  # a tensor, as of a backbone's view
@@ -438,7 +445,7 @@ class TwoViews(nn.Module):
         given = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
         return f"TwoViews({self._preset!r}, {given})"
 
-    @float32_by_default()
+    @torch_defaults()
     def forward(
         self,
         images: Pictures,
@@ -565,8 +572,8 @@ def _check_pictures(images: Any, channels: int) -> None:
     if images[0].dtype == torch.float32:
         low = float(min(i.min() for i in images))
         high = float(max(i.max() for i in images))
-        # what nearly is a picture in [0, 1], or normalised; a black one is not
-        if 0.1 < high <= 1 or (low < 0 and high < 10):
+        # what nearly is a picture in [0, 1], resized perhaps, or normalised; a black one is not
+        if 0.1 < high < 2 or (low < 0 and high < 10):
             raise ValueError(
                 f"images are float32 of {low:.3g} to {high:.3g}; give values of 0..255: those in "
                 "[0, 1] as images * 255, and all before they are normalised"

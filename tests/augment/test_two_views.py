@@ -358,6 +358,8 @@ U8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
     ("images", "words"),
     [
         (U8 + 0.9, "images are float32 of 0.9 to 0.9; give values of 0..255"),
+        # resized by bicubic interpolation, which goes beyond white
+        (U8 * 0 + 1.04, "images are float32 of 1.04 to 1.04; give values of 0..255"),
         # normalised: by ImageNet's mean and std, or to -1..1; on the first image only
         ((U8 - 0.5) / 0.22, "images are float32 of -2.27 to -2.27; give values of 0..255"),
         ([U8[0] - 1.0, U8[0] + 2.6], "images are float32 of -1 to 2.6; give values of 0..255"),
@@ -384,6 +386,21 @@ def test_wrong_images_are_one_line(images, words):
 def test_floats_of_levels_are_views_whatever_the_levels(levels):
     images = torch.linspace(*levels, 2 * 3 * 64).reshape(2, 3, 8, 8)
     assert TwoViews(crop_px=16)(images)[0].isfinite().all()
+
+
+def test_statistics_in_units_of_bytes_are_refused():
+    """As mmcv and Caffe write them: views would be near -2 everywhere."""
+    with pytest.raises(ValueError, match=r"mean = .*123.7.* of values in \[0, 1\]; divide"):
+        TwoViews(crop_px=16, mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4))
+
+
+def test_a_default_device_changes_no_view():
+    """As notebooks set it: torch.set_default_device("cuda"); meta is a device of any machine."""
+    expected = TwoViews(crop_px=16)(U8)
+    with torch.device("meta"):
+        views = TwoViews(crop_px=16)(U8)
+    for one, other in zip(views, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_as_many_ids_as_images():
