@@ -19,7 +19,7 @@ from sslpipe.arguments import checked
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import pick_device
-from sslpipe.errors import UserError, as_path, check_count
+from sslpipe.errors import UserError, as_output, as_path, check_count
 from sslpipe.evaluation.embed import Embeddings, EmbedOptions, SplitEmbeddings
 from sslpipe.evaluation.embed import embed as embed_split
 from sslpipe.evaluation.embed_file import embed_to_file
@@ -79,7 +79,7 @@ def train(
     Raises:
         UserError: For what the user can mend: recipe, data, launch, a directory in use.
     """
-    run_dir = as_path(run_dir, "run_dir")
+    run_dir = as_output(run_dir, "run_dir")
     if not isinstance(recipe, RunRecipe):
         with made_with(plugins_of(run_dir)):
             recipe = load_recipe(recipe, overrides)
@@ -374,7 +374,7 @@ def write_report(
         if each.resolve() in [other.resolve() for other in folders[:number]]:
             raise UserError(f"{each} is named twice; name each run once")
     index = None if data is None else load_index(data)
-    target = report_file(folders) if out is None else as_path(out, "out")
+    target = report_file(folders) if out is None else as_output(out, "out")
     if len(folders) > 1:
         runs = [read_run(each) for each in folders]
         page = build_comparison(dict(zip(names_apart(folders, runs), runs, strict=True)))

@@ -133,6 +133,22 @@ def as_path(value: object, argument: str, error: type[UserError] = UserError) ->
     return Path(value)
 
 
+def as_output(value: object, argument: str, error: type[UserError] = UserError) -> Path:
+    """Return an argument as the path of what is to be written; else as `as_path`."""
+    path = as_path(value, argument, error)
+    check_local(path, argument, error)
+    return path
+
+
+def check_local(path: Path, argument: str, error: type[UserError] = UserError) -> None:
+    """Raise an error where a path was a URL, of which a folder such as "s3:" would be made."""
+    if re.match(r"[A-Za-z][\w+.-]+:/", str(path)) and not Path(path.parts[0]).exists():
+        raise error(
+            f"{argument} = {str(path)!r} is a URL, and results are written to files of this "
+            "machine; name a folder, and copy from there"
+        )
+
+
 def check_list(values: object, argument: str, error: type[UserError] = UserError) -> None:
     """Raise an error that names an argument, where it is one value instead of a list of them."""
     if isinstance(values, str) or not isinstance(values, Iterable):

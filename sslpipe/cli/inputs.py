@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sslpipe.errors import DataError, UserError, listed, shown
+from sslpipe.errors import DataError, UserError, check_local, listed, shown
 
 if TYPE_CHECKING:
     from sslpipe.data.image_type import ImageType
@@ -61,7 +61,14 @@ def check_model(source: str | Path | None) -> None:
 
 def check_folder(folder: Path, option: str = "--out") -> None:
     """Raise UserError where no files can be written into a folder, which need not be there yet."""
-    taken = next((p for p in (folder, *folder.absolute().parents) if p.exists()), folder)
+    check_local(folder, option)
+    places = (folder, *folder.absolute().parents)
+    if lost := next((p for p in places if p.is_symlink() and not p.exists()), None):
+        raise UserError(
+            f"{option} {folder}: {lost} is a link to {os.readlink(lost)}, which is not there; make "
+            "that folder, or name another"
+        )
+    taken = next((p for p in places if p.exists()), folder)
     if not taken.is_dir():
         raise UserError(f"{option} {folder}: {taken} is a file; name another folder")
     if not os.access(taken, os.W_OK | os.X_OK):

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sslpipe.data.storage import load_array
-from sslpipe.errors import DataError, UserError, as_path, listed, shown
+from sslpipe.errors import DataError, UserError, as_output, listed, shown
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.files import json_text, parse_object
 from sslpipe.models.state import hash_tensors
@@ -26,7 +26,7 @@ WRITTEN = (".safetensors", ".npz")  # files of features
 
 def features_file(out: str | Path) -> Path:
     """Return the file that features are written to. Raises: UserError for one of another kind."""
-    file = as_path(out, "out")
+    file = as_output(out, "out")
     if file.suffix not in WRITTEN or file.is_dir():
         raise UserError(f"--out={str(file)!r}: features are written to {' or '.join(WRITTEN)}")
     return file

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from sslpipe.arguments import checked
 from sslpipe.data.index import DatasetIndex, load_index
-from sslpipe.errors import ExportError, as_path, did_you_mean
+from sslpipe.errors import ExportError, as_output, did_you_mean
 from sslpipe.export.folder import sha256_sums
 from sslpipe.export.formats import FORMATS, usage_lines
 from sslpipe.export.load import FrozenBackbone, load_backbone
@@ -98,7 +98,7 @@ def export_backbone(
         UserError: The weights or the data set cannot be had.
     """
     say = say or (lambda text: None)
-    out = as_path(out, "out")
+    out = as_output(out, "out")
     images = None if data is None else load_index(data).split(split)
     model = load_backbone(source, checkpoint=checkpoint)
     formats = _possible_formats(model, formats)
@@ -111,7 +111,6 @@ def export_backbone(
         check_front(formats, model.view, model.image_type)
     _check_free(out, overwrite=overwrite)
     model = copy.deepcopy(model).cpu().float().eval()
-    out.parent.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(out.parent, say), _scratch_beside(out) as scratch:
         _check_free(out, overwrite=overwrite)  # another export may have written it meanwhile
         folder = scratch / "export"

@@ -23,7 +23,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import pick_device
-from sslpipe.errors import as_path, check_count, for_caller, shown
+from sslpipe.errors import as_output, as_path, check_count, for_caller, shown
 from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import Embeddings, EmbedOptions, embed
 from sslpipe.evaluation.embed_file import embed_to_file
@@ -187,7 +187,7 @@ def suite(
     )
     report = SuiteReport(parse_object(json_text(measured)))  # as a reader of the file has it
     if out is not None:
-        file = as_path(out, "out")
+        file = as_output(out, "out")
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, report)
     if folder is not None:

@@ -24,7 +24,7 @@ from pyarrow import parquet
 from sslpipe.arguments import checked
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.reader import keys_of
-from sslpipe.errors import DataError, UserError, as_path, counted, install
+from sslpipe.errors import DataError, UserError, as_output, counted, install
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.vectors import Vectors, open_features
 from sslpipe.portable import replacing
@@ -68,7 +68,7 @@ def browse(
         UserError: The extra `browse` is not installed.
     """
     say = say or (lambda text: None)
-    path = as_path(out, "out")
+    path = as_output(out, "out")
     if path.suffix != ".parquet":
         raise UserError(f"out = {str(path)!r}: a map is named .parquet")
     for name in ("umap", "embedding_atlas") if show else ("umap",):

@@ -25,6 +25,7 @@ from sslpipe.data.storage import is_remote
 from sslpipe.distributed import pick_device
 from sslpipe.errors import (
     UserError,
+    as_output,
     as_path,
     check_count,
     check_list,
@@ -137,7 +138,7 @@ def choose(
     check_count(most, "most", least=ranking.LEAST_IMAGES)
     check_count(num_workers, "num_workers", least=0)
     target = pick_device(device, f"device = {device!r}")
-    out = as_path(out, "out")
+    out = as_output(out, "out")
     check_folder(out)
     check_list(sources, "sources")
     skipped = _Skipped(say)

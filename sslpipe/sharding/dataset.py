@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sslpipe.arguments import Progress, checked, silent
 from sslpipe.data.image_type import Colour
 from sslpipe.data.index import DatasetIndex, load_index
-from sslpipe.errors import DataError, as_path, check_count, shown
+from sslpipe.errors import DataError, as_output, as_path, check_count, shown
 from sslpipe.sharding.build import Built, read_samples, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.csv_table import Frame, frame_reader
@@ -112,7 +112,7 @@ def build_dataset(
     check_count(num_workers, "num_workers", error=DataError)
     if resize_px is not None:
         check_count(resize_px, "resize_px", error=DataError)
-    folder = as_path(out, "out", DataError)
+    folder = as_output(out, "out", DataError)
     cut = Cut(test_fraction, split_by, unseen_classes)
     reader: str | SourceReader
     if isinstance(source, Frame):

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from sslpipe.cli import shards
-from sslpipe.cli.inputs import check_file, find_images, find_named_images
+from sslpipe.cli.inputs import check_file, check_folder, find_images, find_named_images
 from sslpipe.data.image_type import RGB8
 from sslpipe.errors import UserError
 from sslpipe.sharding.readers import SOURCES
@@ -170,6 +170,17 @@ def test_a_folder_that_is_read_only_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # root may write anywhere
     with pytest.raises(UserError, match=f"out .*: {tmp_path} is read-only"):
         check_file(tmp_path / "new" / "eval.json", (".json",))
+
+
+def test_a_link_that_leads_nowhere_is_no_folder(tmp_path):
+    """As one to a scratch disk that was purged; making it says "File exists"."""
+    (tmp_path / "runs").symlink_to(tmp_path / "purged")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for folder in (tmp_path / "runs", tmp_path / "runs" / "photos", tmp_path / "loop"):
+        with pytest.raises(UserError, match=r"--run-dir .* is a link to .*, which is not there"):
+            check_folder(folder, "--run-dir")
+    (tmp_path / "purged").mkdir()
+    check_folder(tmp_path / "runs" / "photos")
 
 
 def test_a_file_of_another_kind_is_not_written_whether_one_is_there_or_not(tmp_path):
