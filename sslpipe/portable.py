@@ -32,6 +32,7 @@ _FULL = _numbers("ENOSPC EDQUOT")
 _FAILING = _numbers(
     "EIO ESTALE ENOTCONN ETIMEDOUT EREMOTEIO ENODEV ENXIO EHOSTDOWN ENETDOWN ENETUNREACH"
 )
+_NOT_OF_FOLDERS = _numbers("EINVAL EBADF ENOTSUP EOPNOTSUPP ENOSYS")  # fsync, on some disks
 _OF_THE_DISK = (*_FULL, errno.EFBIG, *_FAILING)
 _REMEDIES = {  # error number -> what to do
     **dict.fromkeys(_FULL, "free some space"),
@@ -41,6 +42,11 @@ _REMEDIES = {  # error number -> what to do
     ),
     **dict.fromkeys(
         _numbers("EROFS EACCES EPERM"), "name another place, or change its permissions"
+    ),
+    **dict.fromkeys(
+        _numbers("ENOLCK EOPNOTSUPP"),
+        "its file system has no locks; mount it with some (NFS: a lock daemon, Lustre: -o flock), "
+        "or use another disk",
     ),
     errno.ENOENT: "it, or its folder, is not there (any more)",
     **dict.fromkeys(_numbers("EMFILE ENFILE"), "too many files are open; raise `ulimit -n`"),
@@ -223,8 +229,11 @@ def _print_to_stderr(text: str) -> None:
 def one_at_a_time(folder: Path, say: Callable[[str], None] = _print_to_stderr) -> Iterator[None]:
     """Let one process at a time be inside, of all that name this folder here; others wait.
 
-    `say` gets a line that this one waits. On a network without such locks none does.
+    `say` gets a line that this one waits. On a network without such locks none does. A folder that
+    is not there is made; where the block raises before it has written there, it goes again.
     """
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # the file system has none
@@ -234,15 +243,23 @@ def one_at_a_time(folder: Path, say: Callable[[str], None] = _print_to_stderr) -
                 say(f"another process writes in {folder}: waiting for it")
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    except BaseException:
+        with suppress(OSError):  # it is empty no more
+            if is_new:
+                folder.rmdir()
+        raise
     finally:
         os.close(descriptor)  # which unlocks
 
 
 def sync(path: Path) -> None:
-    """Put a file's bytes, or the renames in a folder, on disk."""
+    """Put a file's bytes, or the renames in a folder, on disk; of a folder, where that can be."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:  # SMB, 9p and FUSE: they have it for files alone
+        if not (path.is_dir() and error.errno in _NOT_OF_FOLDERS):
+            raise
     finally:
         os.close(descriptor)
 

@@ -1,12 +1,15 @@
 """Files are written whole; without what only Linux has, a process and its memory are known."""
 
 import ctypes
+import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -103,6 +106,38 @@ def test_one_at_a_time_is_inside_and_who_waits_says_so(tmp_path, capsys):
         list(pool.map(enter, range(8)))
     assert most == [1] * 8
     assert f"another process writes in {tmp_path}: waiting for it\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])
+def test_a_disk_that_cannot_sync_folders_keeps_files(number, tmp_path, monkeypatch):
+    """As SMB, 9p and FUSE; PostgreSQL, too, passes over it. A failing disk is an error."""
+    real = os.fsync
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    is_fatal = number == errno.EIO
+    with pytest.raises(OSError, match="error") if is_fatal else nullcontext():
+        portable.write_atomically(tmp_path / "file", "text", fsync=True)
+    assert (tmp_path / "file").read_text() == "text"
+
+
+@pytest.mark.parametrize(("name", "stays"), [("new", False), ("written", True), (".", True)])
+def test_of_what_is_refused_no_new_folder_stays(name, stays, tmp_path):
+    folder = tmp_path / name
+
+    def refused():
+        with portable.one_at_a_time(folder):
+            if name == "written":
+                (folder / "file").touch()
+            raise ValueError(folder.is_dir())
+
+    with pytest.raises(ValueError, match="True"):
+        refused()
+    assert folder.exists() == stays
 
 
 def test_apples_gpus_have_no_float64_and_are_given_none():

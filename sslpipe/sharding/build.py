@@ -129,7 +129,6 @@ def write_shards(
     notes = [*samples.notes, *describe(samples.columns), *of_cut]
 
     # the shards; until dataset.json names them, they are not read
-    out.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(out), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)  # too large: a bad image
         manifest = open_manifest(out, name)  # of a build that this one waited for

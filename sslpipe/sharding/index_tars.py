@@ -166,7 +166,6 @@ def index_tars(
     if value_range and not named_channels:
         raise DataError("--range is of images that --channels names; give both, or neither")
 
-    target.mkdir(parents=True, exist_ok=True)
     with (
         one_at_a_time(target),
         (progress or silent)(f"index {target.name}", sum(map(len, tars.values()))) as advance,

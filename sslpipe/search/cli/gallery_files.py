@@ -105,7 +105,6 @@ def enrol_images(
         open_gallery(gallery, backbone, flatten)
     kept, embeddings = encode_readable(backbone, [path for _, path in named])
     names = [named[k][0] for k in kept]
-    _folder_of(gallery).mkdir(parents=True, exist_ok=True)
     with alone(gallery):  # what others add meanwhile stays
         if gallery.exists():
             book = open_gallery(gallery, backbone, flatten)
