@@ -55,6 +55,7 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(self._folder))
+        self._has_trained = False
 
     def store_init_configuration(self, settings: dict[str, Any]) -> None:
         # SummaryWriter.add_hparams makes a folder of its own, named by the time, at each start
@@ -64,9 +65,19 @@ class _TensorBoard:
             self._writer.file_writer.add_summary(summary)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
+        if not self._has_trained and any(key.startswith("train/") for key in values):
+            self._has_trained = True
+            self._restart(step)
         for key, value in values.items():
             self._writer.add_scalar(key, value, global_step=step)
         self._writer.flush()
+
+    def _restart(self, step: int) -> None:
+        """Have TensorBoard drop what it knows from a step on: a resumed run does it again."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        log = SessionLog(status=SessionLog.START)
+        self._writer.file_writer.add_event(Event(session_log=log), step)
 
     def log_images(self, values: Mapping[str, Sequence[Image.Image]], step: int) -> None:
         for key, images in values.items():

@@ -222,6 +222,24 @@ def test_a_retry_a_resume_and_an_evaluation_are_one_run_of_each_tracker(tmp_path
     assert [(e.step, e.value) for e in shown.Scalars("tiny", "test/ssl/kNN")] == [(2, 0.75)]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_repeated_steps_once(tmp_path):
+    """A killed run resumes at its checkpoint; before it, and of an evaluation, nothing goes."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for steps in ((1, 2, 3, 4), (3, 4, 5)):
+        log = a_log(tmp_path, trackers=("tensorboard",))
+        if steps[0] == 1:
+            log.evals(0, {"knn_top1": 0.5})
+        for step in steps:
+            log.train(step, VALUES)
+        log.close()
+    folder = next((tmp_path / "tensorboard").rglob("events*")).parent
+    shown = EventAccumulator(str(folder)).Reload()
+    assert [each.step for each in shown.Scalars("train/loss")] == [1, 2, 3, 4, 5]
+    assert [each.step for each in shown.Scalars("eval/knn_top1")] == [0]
+
+
 def test_a_copied_run_is_the_same_one_in_trackers_until_its_id_is_removed(tmp_path):
     (tmp_path / "run").mkdir()
     first = run_id(tmp_path / "run")
