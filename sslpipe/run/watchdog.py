@@ -41,7 +41,8 @@ class Watchdog:
     Call it at each change of place: `beat(step, "waiting for data")`. Without a call for half of
     timeout_s every thread's stack goes to rank-N.stacks.txt beside it; after timeout_s to stderr,
     too, FAILED says where each rank stood, and the process ends with status 70, as does one whose
-    launcher died. The time before the first call is not limited, nor is it after a fork.
+    launcher died. The time before the first call is not limited, nor is it after a fork; that of a
+    suspended process does not count.
     """
 
     def __init__(self, run_dir: Path, process: "Rank", timeout_s: float) -> None:
@@ -91,11 +92,20 @@ class Watchdog:
     def _watch(self) -> None:
         look_every_s = min(1.0, self._timeout_s / 10)
         written_s = time.monotonic()
+        looked_s = written_s
+        idle_s = 0.0
+        seen = self._place
         warned_at = None
         while not self._ended.wait(look_every_s):
             now_s = time.monotonic()
             place = self._place
-            idle_s = now_s - place[2] if self._armed else 0.0
+            if place == seen and self._armed:
+                # one that was suspended (SIGSTOP, Ctrl-Z, a container's pause) did not look
+                idle_s += min(now_s - looked_s, 2 * look_every_s)
+            else:
+                idle_s = 0.0
+            seen = place
+            looked_s = now_s
             if idle_s > self._timeout_s / 2 and warned_at != place:
                 warned_at = place
                 with open(self._stacks, "w") as file:

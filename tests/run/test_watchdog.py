@@ -68,6 +68,30 @@ def test_a_rank_whose_launcher_was_killed_ends_too(tmp_path):
     assert not os.path.exists(f"/proc/{pid}")
 
 
+SUSPENDED = """
+import os, signal, sys, time
+from pathlib import Path
+from sslpipe.distributed import Rank
+from sslpipe.run.watchdog import Watchdog
+with Watchdog(Path(sys.argv[1]), Rank(0, 1), 1.0) as beat:
+    beat(5, "training")
+    if os.fork() == 0:
+        time.sleep(2.5)
+        os.kill(os.getppid(), signal.SIGCONT)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.4)
+    beat(6, "training")
+    time.sleep(0.4)
+"""
+
+
+def test_a_process_that_was_suspended_is_no_hang(tmp_path):
+    """By `kill -STOP`, Ctrl-Z and fg, `scontrol suspend` or `docker pause`."""
+    python("-c", SUSPENDED, str(tmp_path), status=0)
+    assert not (tmp_path / "FAILED").exists()
+
+
 def test_slow_but_steady_progress_is_left_alone_and_seen(tmp_path):
     with Watchdog(tmp_path, Rank(0, 1), 0.4) as beat:
         for step in range(8):
