@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import timm
 import torch
-from accelerate import PartialState
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState, GradientState
 from PIL import Image
 
 import sslpipe
@@ -80,6 +81,45 @@ def test_a_run_in_another_thread_trains_the_same_weights_and_leaves_signals_alon
     runs.assert_same_weights(final_weights(tmp_path / "a"), final_weights(tmp_path / "b"))
 
 
+def test_trainings_of_two_threads_are_those_of_one_after_the_other(tmp_path, capfd):
+    """As of a search over settings with n_jobs=2: torch's generators are the process's."""
+    data = write_dataset(tmp_path / "data")
+    recipe = write_recipe(tmp_path)
+
+    def train(name, seed):
+        settings = {"steps": 8, "seed": seed, "run.device": "cpu"}
+        return sslpipe.train(recipe, data, tmp_path / name, overrides=settings)
+
+    for seed in (1, 2):
+        train(f"alone-{seed}", seed)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(train, ("a-1", "a-2"), (1, 2))) == [8, 8]
+    assert capfd.readouterr().err.count("another thread of this process trains: waiting") == 1
+    for seed in (1, 2):
+        assert_same_weights(tmp_path / f"alone-{seed}", tmp_path / f"a-{seed}")
+
+
+def test_the_accelerators_of_a_notebook_stay_as_they_are(tmp_path):
+    """Accelerate's state is the process's: one that is made afterwards would be refused."""
+    data = write_dataset(tmp_path / "data")
+    recipe = write_recipe(tmp_path)
+    settings = {"steps": 2, "run.device": "cpu", "optim.precision": "fp32"}
+    mine = {"cpu": True, "mixed_precision": "bf16", "gradient_accumulation_steps": 4}
+    states = (PartialState, AcceleratorState, GradientState)
+    try:
+        for state in states:
+            state._reset_state()
+        sslpipe.train(recipe, data, tmp_path / "before", overrides=settings)
+        accelerator = Accelerator(**mine)
+        sslpipe.train(recipe, data, tmp_path / "beside", overrides=settings)
+        assert accelerator.mixed_precision == "bf16"
+        assert accelerator.gradient_accumulation_steps == 4
+        assert_same_weights(tmp_path / "before", tmp_path / "beside")
+    finally:
+        for state in states:
+            state._reset_state()
+
+
 @contextmanager
 def default_dtype(dtype):
     before = torch.get_default_dtype()
@@ -98,8 +138,9 @@ def default_dtype(dtype):
         partial(default_dtype, torch.float64),
         partial(default_dtype, torch.bfloat16),
         partial(torch.autocast, "cpu", dtype=torch.bfloat16),
+        partial(torch.device, "meta"),  # as torch.set_default_device("cuda")
     ],
-    ids=["no grad", "inference mode", "float64", "bfloat16", "autocast"],
+    ids=["no grad", "inference mode", "float64", "bfloat16", "autocast", "default device"],
 )
 def test_what_a_notebook_set_in_torch_changes_no_training(notebook, tmp_path):
     data = write_dataset(tmp_path / "data")
@@ -226,6 +267,19 @@ def test_a_process_second_run_gets_its_own_device():
     state.device = torch.device("cuda")  # as if the first run had been on a GPU
     join_processes(cpu=True, timeout_s=10)
     assert PartialState().device == torch.device("cpu")
+
+
+def test_a_url_names_no_place_to_write(tmp_path):
+    """Of s3://bucket/run a folder "s3:" would be made here, and lost with a container."""
+    data, recipe = write_dataset(tmp_path / "data"), write_recipe(tmp_path)
+    for url in ("s3://bucket/run", "file:///run"):
+        with pytest.raises(UserError, match=r"run_dir = '\w+:/.*is a URL.*name a folder"):
+            sslpipe.train(recipe, data, url)
+    words = ["sslpipe", "train", recipe, "--data", data, "--run-dir", "s3://bucket/run"]
+    ended = python("-m", *map(str, words), cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "--run-dir = 's3:/bucket/run' is a URL" in ended.stderr
+    assert not (tmp_path / "s3:").exists()
 
 
 def test_what_a_kind_would_ignore_is_refused(tmp_path):

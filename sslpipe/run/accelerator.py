@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple
 
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -45,6 +45,22 @@ _DECIDED = {  # what it sets, too, and the setting of the recipe that decides in
 _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
+@contextmanager
+def accelerate_kept() -> Iterator[None]:
+    """Leave accelerate's state as it was, which the Accelerators of a notebook share."""
+    if launched_processes() > 1:  # whose group stays
+        yield
+        return
+    shared = [kind._shared_state for kind in (PartialState, AcceleratorState, GradientState)]
+    before = [dict(state) for state in shared]
+    try:
+        yield
+    finally:
+        for state, kept in zip(shared, before, strict=True):
+            state.clear()
+            state.update(kept)
+
+
 def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
     """Join the launcher's process group, if there is one, over gloo where `cpu`; do it first.
 
@@ -62,6 +78,7 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
                 f"{variable} = true: the launcher asks for {name}, but here every process holds "
                 "the whole model; use `distributed_type: MULTI_GPU` (launch/gpu8.yaml)"
             )
+    _check_named_device(cpu=cpu)
     keep_freed_memory()
     timeout = timedelta(seconds=timeout_s)
     launched = launched_processes()  # read first: accelerate overwrites it
@@ -89,6 +106,18 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
     if launched > 1:
         host_group(timeout)
     return Rank(state.process_index, state.num_processes)
+
+
+def _check_named_device(*, cpu: bool) -> None:
+    """Refuse the environment's device, which accelerate takes, where it is of another kind."""
+    named = os.environ.get("ACCELERATE_TORCH_DEVICE")
+    kinds = ("cpu",) if cpu else ("cuda", "mps")
+    if named is not None and named.partition(":")[0] not in kinds:
+        raise UserError(
+            f"ACCELERATE_TORCH_DEVICE = {named!r}, and here is computed on "
+            f"{'the CPU' if cpu else 'a GPU'} (run.device, --device; 'auto' is CUDA where torch "
+            "sees it); unset it, or let them agree"
+        )
 
 
 def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
@@ -227,7 +256,7 @@ def describe_run(
     run = {key: metadata[key] for key in ("precision", "world")} | {"environment": environment()}
     if plugins := requested():
         run["plugins"] = plugins
-    if Path(sys.argv[0]).name in ("sslpipe", "__main__.py") and "train" in sys.argv:
+    if Path(*sys.argv[:1]).name in ("sslpipe", "__main__.py") and "train" in sys.argv:
         # recipe and overrides as they were given; of a URL, name and query may hold a secret
         run["command"] = [_without_secrets(word) for word in sys.argv[1:]]
     if metadata.get("init") is not None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,31 @@ from filelock import FileLock, Timeout
 from sslpipe.errors import UserError
 from sslpipe.files import Int64, Stored, read_json, write_json
 from sslpipe.portable import explain_file_error
+from sslpipe.run.console import say_last
 from sslpipe.run.stop import clear_markers
 
 if TYPE_CHECKING:  # `sslpipe status` needs no torch
     from sslpipe.distributed import Rank
 
 WAIT_S = 1.0  # `sslpipe status` looks whether the lock is held by taking it for a moment
+
+
+_TRAINING = threading.RLock()  # one run of a process at a time
+
+
+@contextmanager
+def alone_in_process() -> Iterator[None]:
+    """Let one thread at a time train: torch's generators and accelerate's state are the process's.
+
+    As of a search over settings with several threads; the others wait.
+    """
+    if not _TRAINING.acquire(blocking=False):
+        say_last("another thread of this process trains: waiting for it")
+        _TRAINING.acquire()
+    try:
+        yield
+    finally:
+        _TRAINING.release()
 
 
 class Holder(Stored):
@@ -55,6 +75,8 @@ class RunLock:
                 "--run-dir; tasks of srun train together where torchrun starts them, as the script "
                 "of `sslpipe slurm` does"
             ) from None
+        except OSError as error:  # which does not say of what
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         write_json(self._holder_path, Holder(host=socket.gethostname(), pid=os.getpid()))
 
     def release(self) -> None:

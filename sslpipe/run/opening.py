@@ -16,7 +16,13 @@ from PIL import Image
 from sslpipe.data.decode import pillow_remarks
 from sslpipe.portable import ignores_hang_up
 from sslpipe.random import permutation
-from sslpipe.run.accelerator import Placed, describe_run, launcher_remarks, place
+from sslpipe.run.accelerator import (
+    Placed,
+    accelerate_kept,
+    describe_run,
+    launcher_remarks,
+    place,
+)
 from sslpipe.run.best import Best
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.contract import PartsT, Plan
@@ -24,6 +30,7 @@ from sslpipe.run.directory import HeldDirectory, hold_directory
 from sslpipe.run.gradient_cache import GradientCache, PooledStatistics
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.health import Alarms
+from sslpipe.run.lock import alone_in_process
 from sslpipe.run.log import read_metrics
 from sslpipe.run.monitoring import Monitor
 from sslpipe.run.quarantine import Quarantine
@@ -50,7 +57,7 @@ def open_run(
         UserError: As `hold_directory`; what the plan or this machine refuses; the run was another
             one, or all its checkpoints are damaged.
     """
-    with hold_directory(plan.recipe, run_dir) as held:
+    with alone_in_process(), accelerate_kept(), hold_directory(plan.recipe, run_dir) as held:
         plan.recipe.data.check_processes(held.process.world_size)
         if held.process.rank == 0:
             plan.start.keep(run_dir)

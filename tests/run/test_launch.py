@@ -125,6 +125,15 @@ def test_a_launch_that_would_cut_the_model_into_parts_is_refused(name, monkeypat
         join_processes(cpu=True, timeout_s=10)
 
 
+@pytest.mark.parametrize(("named", "cpu"), [("cuda", True), ("cuda:1", True), ("cpu", False)])
+def test_a_device_of_the_environment_of_another_kind_is_one_error(named, cpu, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", named)
+    with pytest.raises(UserError, match=rf"ACCELERATE_TORCH_DEVICE = '{named}'.*run\.device"):
+        join_processes(cpu=cpu, timeout_s=10)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
+    assert join_processes(cpu=True, timeout_s=10) == Rank()
+
+
 def test_what_the_launcher_sets_and_the_recipe_decides_changes_nothing(
     tmp_path, monkeypatch, capsys
 ):

@@ -1,5 +1,7 @@
 """One job in a run directory at a time; a dead one's lock is nobody's."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -8,8 +10,9 @@ from socket import gethostname
 
 import pytest
 
+from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
-from sslpipe.run.lock import RunLock, holder_of
+from sslpipe.run.lock import RunLock, holder_of, take_lock
 
 HOLD = """
 import sys, time
@@ -51,3 +54,13 @@ def test_the_lock_of_a_killed_process_is_nobodys(tmp_path):
     assert (tmp_path / "lock").exists()
     assert holder_of(tmp_path) is None
     RunLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_is_one_error(number, tmp_path, monkeypatch):
+    def flock(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(UserError, match=r"/lock: .*; its file system has no locks; mount it"):
+        take_lock(tmp_path, Rank()).__enter__()
