@@ -1,5 +1,6 @@
 """A package and a module that add a part of each kind, by the real command line."""
 
+import importlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 
 from sslpipe.errors import ExportError, UserError
 from sslpipe.export.load import load_backbone
+from sslpipe.registry import plugins
 from sslpipe.run.checkpoint_files import latest
 from sslpipe.run.log import read_metrics
 from sslpipe.run.status import status
@@ -243,6 +245,26 @@ class Faulty(InBatchLoss):
 
 LOSSES["faulty"] = Faulty
 """
+
+
+def test_a_plugin_that_was_edited_after_its_import_is_refused(tmp_path, monkeypatch):
+    """As in a notebook: the old code would run, and the digest would have the new file."""
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    monkeypatch.syspath_prepend(tmp_path)
+    for table in (plugins._versions, plugins._loaded, sys.modules):
+        monkeypatch.setitem(table, "edited_parts", None)
+        monkeypatch.delitem(table, "edited_parts")
+    file = tmp_path / "edited_parts.py"
+    file.write_text("NUMBER = 1\n")
+    for _ in range(2):
+        plugins.load_plugins(str(file))
+    before = plugins.versions()["edited_parts"]
+    file.write_text("NUMBER = 22\n")
+    with pytest.raises(UserError, match=r"edited_parts\.py was changed after its import.*restart"):
+        plugins.load_plugins(str(file))
+    importlib.reload(sys.modules["edited_parts"])
+    plugins.load_plugins(str(file))
+    assert plugins.versions()["edited_parts"] != before
 
 
 def test_an_error_inside_a_plugin_is_shown_with_its_line(data, tmp_path):
