@@ -177,7 +177,7 @@ def test_a_link_that_leads_nowhere_is_no_folder(tmp_path):
     (tmp_path / "runs").symlink_to(tmp_path / "purged")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for folder in (tmp_path / "runs", tmp_path / "runs" / "photos", tmp_path / "loop"):
-        with pytest.raises(UserError, match=r"--run-dir .* is a link to .*, which is not there"):
+        with pytest.raises(UserError, match=r"run.dir .* is a link to .*, which is not there"):
             check_folder(folder, "--run-dir")
     (tmp_path / "purged").mkdir()
     check_folder(tmp_path / "runs" / "photos")
