@@ -74,7 +74,10 @@ class _TensorBoard:
 
     def _restart(self, step: int) -> None:
         """Have TensorBoard drop what it knows from a step on: a resumed run does it again."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.event_pb2 import (  # type: ignore[import-untyped]
+            Event,
+            SessionLog,
+        )
 
         log = SessionLog(status=SessionLog.START)
         self._writer.file_writer.add_event(Event(session_log=log), step)
