@@ -263,7 +263,7 @@ def check_shares(z: Tensor, counts: tuple[int, ...]) -> None:
     """Refuse the same rows z (B, D) on two ranks, as of who has gathered them. Collective."""
     if len(counts) == 1 or counts[0] != counts[1]:
         return
-    first, second = torch.split(all_gather_rows(z, counts), counts)[:2]
+    first, second = torch.split(all_gather_rows(z, counts), list(counts))[:2]
     if torch.equal(first, second) and not torch.equal(first, first[:1].expand_as(first)):
         raise DataError(
             "ranks 0 and 1 have the same embeddings, whose copies would be each other's negatives; "
