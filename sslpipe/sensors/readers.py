@@ -49,6 +49,10 @@ _NO_DATA = (
     "state the no-data value {:g}, which is measured and shown like others; write NaN in its place "
     "and give --nan"
 )
+_PADDING = (
+    "state the padding value {:g}, which is measured and shown like others; give --range of what "
+    "is to be seen"
+)
 
 Array = NDArray[Any]
 Get = Callable[[tuple[Any, ...]], Array]  # integers and slices -> what they select
@@ -75,6 +79,7 @@ class Planes(NamedTuple):
     has_windows: bool = True  # whether a window is read without most of the rest
     window: tuple[float, float] | None = None  # low and high value that the file says to look at
     remark: str = ""  # what it says of its values, which stay what they are: "are MINISWHITE ..."
+    directions: str = ""  # to which the axes of a volume lead, such as RAS
 
 
 def open_planes(path: Path, pages: Pages) -> Planes:
@@ -559,9 +564,14 @@ def _open_dicom(path: Path, pages: Pages, size: int) -> Planes:
 
     dtype = raw if rescale == (1, 0) else np.dtype("f4")
     planes = _arranged(axes="IYXS", shape=(frames, *sides), dtype=dtype, get=get)
-    is_white = header.PhotometricInterpretation == "MONOCHROME1"
-    remark = _WHITE.format("MONOCHROME1") if is_white else ""
-    return planes._replace(has_windows=False, window=_look_at(header), remark=remark)
+    window = _look_at(header)
+    padding = header.get("PixelPaddingValue")
+    remark = ""
+    if header.PhotometricInterpretation == "MONOCHROME1":
+        remark = _WHITE.format("MONOCHROME1")
+    elif window is None and isinstance(padding, int):
+        remark = _PADDING.format(padding * slope + intercept)
+    return planes._replace(has_windows=False, window=window, remark=remark)
 
 
 _DEFLATED = b"1.2.840.10008.1.2.1.99"  # small files may hold any number of bytes
@@ -611,8 +621,21 @@ def _open_nifti(path: Path, pages: Pages, size: int) -> Planes:
     if (data.slope, data.inter) != (1, 0) and dtype.kind in "uif":
         dtype = np.dtype("f8")
     if path.name.lower().endswith(".gz"):
-        return _arranged(axes, shape, dtype, load=lambda: np.asanyarray(image.dataobj))
-    return _arranged(axes=axes, shape=shape, dtype=dtype, get=data.__getitem__)
+        planes = _arranged(axes, shape, dtype, load=lambda: np.asanyarray(image.dataobj))
+    else:
+        planes = _arranged(axes=axes, shape=shape, dtype=dtype, get=data.__getitem__)
+    return planes._replace(directions=directions_of(image.affine))
+
+
+def directions_of(affine: Array) -> str:
+    """Return the directions to which a volume's axes lead, such as RAS; "" where none are known."""
+    from nibabel import aff2axcodes
+
+    try:
+        with np.errstate(all="ignore"):
+            return "".join(map(str, aff2axcodes(affine)))
+    except (TypeError, ValueError):  # numbers that are no directions
+        return ""
 
 
 _FORMATS: tuple[tuple[Callable[[bytes, str], bool], Callable[[Path, Pages, int], Planes]], ...] = (

@@ -170,6 +170,13 @@ def cut_scenes(
         )
     remarks = Counter(planes.remark for planes in good.values() if planes.remark)
     doubts = [f"{n:,} of {len(good):,} files {remark}" for remark, n in remarks.items()]
+    lying = Counter(planes.directions for planes in good.values() if planes.directions)
+    if len(lying) > 1:
+        counts = ", ".join(f"{way} in {n:,}" for way, n in sorted(lying.items()))
+        doubts.append(
+            f"axes of volumes lead to different directions, {counts}: their slices are of other "
+            "planes, or mirrored; reorient them, as nibabel.as_closest_canonical does"
+        )
     windows = {planes.window for planes in good.values()}
     is_cut = all(PARENT in own.column_names for own in own_columns.values())
     return source._replace(
@@ -270,7 +277,14 @@ def _joined(parts: Sequence[Planes]) -> Planes:
     total, (height, width), dtype = kinds[0]
     channels = sum(part.shape[2] for part in parts)
     remark = next((part.remark for part in parts if part.remark), "")
-    return Planes(total, (height, width, channels), dtype, read, remark=remark)
+    return Planes(
+        total=total,
+        shape=(height, width, channels),
+        dtype=dtype,
+        read=read,
+        remark=remark,
+        directions=parts[0].directions,
+    )
 
 
 def _check_type(scenes: Mapping[str, Planes], name: str, sensors: Sensors) -> None:
@@ -293,9 +307,10 @@ def _check_type(scenes: Mapping[str, Planes], name: str, sensors: Sensors) -> No
             "some, or build two data sets"
         )
     elif count != len(names):
+        more = "; --pages=channels reads arrays whose channels come first"
         raise DataError(
             f"{first} has {counted(count, 'channel')}, and --channels names {len(names)}: "
-            f"{', '.join(names)}"
+            f"{', '.join(names)}{more * (planes.shape[0] == len(names))}"
         )
     elif names == RGB8.channels and dtype == np.uint8:
         raise DataError("these are 8-bit RGB images: build them with `sslpipe shards build`")

@@ -25,7 +25,7 @@ from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import install
 from sslpipe.sensors import scenes
-from sslpipe.sensors.readers import Pages, open_planes
+from sslpipe.sensors.readers import Pages, directions_of, open_planes
 from sslpipe.sensors.scenes import content
 from tests.helpers.shards import error_of, report_of, run
 
@@ -303,6 +303,50 @@ def test_values_that_mean_white_or_nothing_are_doubted_where_they_are_few(root, 
     assert said[0][0].startswith("1 of 2 files are MONOCHROME1")
     assert said[1][0].startswith("1 of 3 files state the no-data value -9999")
     assert said[1][1].startswith("1 of 3 files are MINISWHITE")
+
+
+def test_arrays_whose_channels_come_first_are_told_the_option(tmp_path, root, capsys):
+    np.save(root / "a.npy", numbers(3, 20, 30))
+    message = error_of(
+        capsys, "build", tmp_path / "out", "--root", root, "--channels", names(3), group="sensors"
+    )
+    assert "has 30 channels, and --channels names 3" in message
+    assert "--pages=channels" in message
+    build(root, "--channels", names(3), "--pages", "channels")
+
+
+def test_padding_of_dicom_files_without_a_window_is_doubted(root, tmp_path):
+    """It is far below all that was measured, so that the range would begin there."""
+    dicom("CT_small.dcm")(root)
+    header = pydicom.dcmread(root / "z.dcm")
+    header.PixelPaddingValue = -2000
+    for name in ("WindowCenter", "WindowWidth"):
+        header.pop(name, None)
+    header.save_as(root / "z.dcm")
+    build(root, "--channels", "ct", out="a")
+    (doubt,) = (doubt for doubt in report_of(tmp_path / "a").doubts if "files" in doubt)
+    value = -2000 * header.RescaleSlope + header.RescaleIntercept
+    assert doubt.startswith(f"1 of 1 files state the padding value {value:g}")
+    header.WindowCenter = 40
+    header.WindowWidth = 400
+    header.save_as(root / "z.dcm")
+    build(root, "--channels", "ct", out="b")
+    assert not [doubt for doubt in report_of(tmp_path / "b").doubts if "files" in doubt]
+
+
+def test_volumes_that_lie_differently_are_doubted(root, tmp_path):
+    """Slices along one axis are then mirrored, or of another plane."""
+    volume = numbers(9, 8, 7, dtype="i2")
+    nibabel.Nifti1Image(volume, np.eye(4)).to_filename(root / "a.nii.gz")
+    nibabel.Nifti1Image(volume, np.diag([2, 3, 4, 1])).to_filename(root / "c.nii")
+    build(root, "--channels", "mr", out="alike")
+    assert not any("axes" in doubt for doubt in report_of(tmp_path / "alike").doubts)
+    upright = nibabel.Nifti1Image(volume, np.diag([-1, -1, 1, 1]))
+    upright.to_filename(root / "b.nii")
+    build(root, "--channels", "mr", out="other")
+    (doubt,) = (each for each in report_of(tmp_path / "other").doubts if "axes" in each)
+    assert "LPS in 1, RAS in 2" in doubt
+    assert directions_of(np.full((4, 4), np.nan)) == ""
 
 
 def test_files_of_one_sample_are_its_channels_by_name(tmp_path, root):
