@@ -37,7 +37,7 @@ from sslpipe.sharding.tables import (
 )
 from sslpipe.sharding.walk import walk
 
-_LABELLED = re.compile(r"(.+?)[\s,;]+(\S+)")  # a path and its class
+_LABELLED = re.compile(r"(.+?)(?:\t\s*([^\t]+)|[\s,;]+(\S+))")  # a path and its class
 LISTS_OF_PATHS = (".txt", ".lst")
 _OTHER_TABLES = {  # what reads them
     (".json",): "pandas.read_json(FILE)",
@@ -47,6 +47,7 @@ _OTHER_TABLES = {  # what reads them
     (".gz", ".zip", ".bz2", ".xz"): "pandas.read_csv(FILE)",
 }
 DELIMITERS = (",", ";", "\t", "|")
+_SEP = re.compile(rb"\A(\xef\xbb\xbf)?\"?sep=.\"?(?=[\r\n])")  # first line of a table for Excel
 
 
 def read_csv(options: SourceOptions) -> dict[str, Images]:
@@ -59,7 +60,7 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
         raise DataError("--source=csv needs --csv FILE")
     _check_text(options.csv)
     root = options.root or options.csv.parent
-    return _read_text(options, options.csv, root, _read(options.csv))
+    return _read_text(options, options.csv, root, _SEP.sub(b"", _read(options.csv), count=1))
 
 
 def _read_text(options: SourceOptions, path: Path, root: Path, raw: bytes) -> dict[str, Images]:
@@ -216,15 +217,33 @@ def _read_list(options: SourceOptions, root: Path, text: str) -> dict[str, Image
     """Read a path a line, or in each a path and a class: `n01440764/1.JPEG 0`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     labelled = [_LABELLED.fullmatch(line) for line in lines]
-    named = [(match[1], match[2]) for match in labelled if match and is_image(Path(match[1]))]
+    named = [
+        (match[1], match[2] or match[3]) for match in labelled if match and is_image(Path(match[1]))
+    ]
     has_labels = len(named) == len(lines) and not any(is_image(Path(line)) for line in lines)
     if options.fields:
         raise DataError(f"--columns={options.fields[0]!r}: a list of paths has no columns")
+    if not has_labels and lines:
+        _check_plain(root, lines[-1])
     rows: list[Row] = [(place_of(root, line), None) for line in lines]
     if has_labels:
         rows = [(place_of(root, path), label if options.labels else None) for path, label in named]
     images = from_rows(options, root, {options.named_split or "train": rows})
     return reported(images, _not_listed(options, images))
+
+
+def _check_plain(root: Path, line: str) -> None:
+    """Raise DataError for a line of a list that is no path, and a word of which is one."""
+    words = re.split(r"[\s,;]+", line)
+    if len(words) == 1 or os.path.exists(root / line):
+        return
+    for word in words:
+        if is_image(Path(word)) and os.path.isfile(root / word):
+            raise DataError(
+                f"{shown(line)} is neither a path nor a path and its class, and {shown(word)} of "
+                "it is there; put commas between the words, and the names of the columns above, as "
+                "in id,path, and name them with --image-column and --label-column"
+            )
 
 
 def _filled(table: Any, column: str, path: Path) -> list[str]:

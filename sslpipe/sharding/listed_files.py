@@ -175,15 +175,15 @@ def _name(place: Place, root: Path) -> str:
 def listed_file(path: Place) -> Place:
     """Return the file that a list means: as written, or nearly so.
 
-    Lists have Windows' separators, and other Unicode forms of accents than a Mac's files. Tables of
-    Kaggle name ids, and one image file of that name is there.
+    Lists have Windows' separators, blanks around names, and other Unicode forms of accents than a
+    Mac's files. Tables of Kaggle name ids, and one image file of that name is there.
 
     Raises:
         DataError: Several image files have the name.
     """
     if isinstance(path, str) or os.path.exists(path):  # False, too, where a name is too long
         return path
-    tries = [path, Path(str(path).replace("\\", "/"))]
+    tries = [path, Path(str(path).replace("\\", "/")), Path(*map(str.strip, path.parts))]
     for form in ("NFC", "NFD"):
         tries += [
             path.with_name(unicodedata.normalize(form, path.name)),

@@ -334,7 +334,10 @@ def _numbered(
         )
     names = names or tuple(str(k) for k in range(highest + 1))
     if highest >= len(names):
-        raise DataError(f"{where}: label {highest}, but only {len(names)} names")
+        raise DataError(
+            f"{where}: label {highest}, but only {len(names)} names; mend the labels or the names "
+            "of the feature, or give --no-labels to go without"
+        )
     return labels, names
 
 

@@ -160,12 +160,38 @@ def test_a_list_is_a_path_a_line(tmp_path, photos, given):
 
 
 def test_a_list_may_name_a_class_behind_each_path(tmp_path, photos):
-    (tmp_path / "list.txt").write_text("id0.PNG 3\nid1.PNG\t0\ndeep/id4.PNG  3\n")
+    (tmp_path / "list.txt").write_text("id0.PNG 3\nid1.PNG\tgreat dane\ndeep/id4.PNG  3\n")
     words = ["--source", "csv", "--csv", tmp_path / "list.txt", "--root", photos]
     assert built(tmp_path, *words) == {"train": ["deep/id4.PNG", "id0.PNG", "id1.PNG"]}
     index = load_index(tmp_path / "out")
-    assert index.manifest.classes == ("0", "3")
-    assert sorted(index.split("train").labels.tolist()) == [0, 1, 1]
+    assert index.manifest.classes == ("3", "great dane")  # which a tab ends, not a blank
+    assert sorted(index.split("train").labels.tolist()) == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1 id0.PNG\n2 id1.PNG\n",  # CUB's images.txt
+        "id path\n1 id0.PNG\n",  # a header, as of Stanford's products
+        "id0.PNG 1 0\nid1.PNG 0 1\n",  # a column a class
+        "id0.PNG\ta\ttrain\n",
+    ],
+)
+def test_a_line_of_more_than_a_path_and_a_class_is_refused_with_what_to_write(
+    tmp_path, photos, capsys, text
+):
+    (tmp_path / "list.txt").write_text(text)
+    words = ["--source", "csv", "--csv", tmp_path / "list.txt", "--root", photos]
+    message = error_of(capsys, "build", tmp_path / "out", *words)
+    assert "neither a path nor a path and its class" in message
+    assert "names of the columns above" in message
+
+
+def test_blanks_around_paths_are_nearly_as_written(tmp_path, photos):
+    (tmp_path / "list.csv").write_text("path,label\nid0.PNG , a\n id1.PNG,b\n deep / id4.PNG,b\n")
+    words = ["--source", "csv", "--csv", tmp_path / "list.csv", "--root", photos]
+    assert built(tmp_path, *words) == {"train": ["deep/id4.PNG", "id0.PNG", "id1.PNG"]}
+    assert load_index(tmp_path / "out").manifest.classes == ("a", "b")
 
 
 def test_names_with_blanks_in_a_list_are_no_classes(tmp_path, photos):
@@ -214,15 +240,16 @@ def test_a_table_with_tabs_is_read_though_it_is_named_as_a_spreadsheet(tmp_path,
 
 
 def test_gaps_and_lists_of_labels_that_became_classes_are_doubted(tmp_path, photos):
-    labels = ["nan", "None", "owl", "owl|dove", "['dove', 'owl']"]
+    labels = ["nan", "7", "owl", "owl|dove", "['dove', 'owl']", "16 7"]
     rows = [f'id{number}.PNG,"{label}"\n' for number, label in enumerate(labels)]
     (tmp_path / "list.csv").write_text("path,label\n" + "".join(rows))
-    (photos / "deep/id4.PNG").rename(photos / "id4.PNG")
+    for number in (4, 5):
+        (photos / f"deep/id{number}.PNG").rename(photos / f"id{number}.PNG")
     built(tmp_path, "--source", "csv", "--csv", tmp_path / "list.csv", "--root", photos)
     doubts = Report.model_validate_json((tmp_path / "out" / FILE).read_text()).doubts
     assert any("nan" in doubt and "gap" in doubt for doubt in doubts)
     (several,) = (doubt for doubt in doubts if "lists of labels" in doubt)
-    assert several.startswith("2 classes")
+    assert several.startswith("3 classes")
     assert "owl|dove" in several
 
 
@@ -233,7 +260,13 @@ def test_a_table_beside_images_without_classes_is_named(tmp_path, photos):
         (photos / "deep" / f"id{number}.PNG").rename(photos / f"id{number}.PNG")
     assert run("build", tmp_path / "out", "--root", photos) == 0
     report = Report.model_validate_json((tmp_path / "out" / FILE).read_text())
-    named = f"--csv='{photos / 'metadata.csv'}'"
+    named = f"1 table may name them: --source=csv --csv='{photos / 'metadata.csv'}'"
+    assert any(named in doubt for doubt in report.doubts)
+    (photos / "train.csv").write_text("file_name,label\nid0.PNG,a\n")  # and Kaggle's
+    (photos / "a_submission.csv").write_text("file_name,label\nid9.PNG,a\n")
+    assert run("build", tmp_path / "kaggle", "--root", photos) == 0
+    report = Report.model_validate_json((tmp_path / "kaggle" / FILE).read_text())
+    named = f"3 tables may name them: --source=csv --csv='{photos / 'train.csv'}'"
     assert any(named in doubt for doubt in report.doubts)
     for number in range(6):
         (photos / f"id{number}.PNG").rename(photos / "deep" / f"id{number}.PNG")

@@ -51,6 +51,13 @@ def test_the_delimiter_is_the_one_by_which_the_first_line_names_the_images(table
     assert images.class_names() == {"a", "b"}
 
 
+@pytest.mark.parametrize("first", ["sep=;", "\ufeffsep=;", '"sep=;"'])
+def test_the_line_that_names_the_delimiter_to_excel_is_no_header(table, first):
+    text = table.read_text()
+    table.write_text(f"{first}\r\n{text}")
+    assert len(read_csv(table)["train"]) == 6
+
+
 def test_a_table_without_the_column_of_images_is_refused_with_the_columns_that_it_has(table):
     table.write_text(table.read_text().replace("path;", "pth;"))
     with pytest.raises(DataError, match=r"no column 'path'; did you mean 'pth'.*pth, label, note"):
