@@ -231,7 +231,7 @@ class Column:
         if self.kind == "float":
             raise DataError(
                 f"column {self.name!r} holds floats, which make no groups; give a text, integer or "
-                "time"
+                f"time; whole numbers are read as such by --columns={self.name + ':integer'!r}"
             )
         return Groups(self.cells)
 
@@ -363,6 +363,7 @@ def _integers(cells: "pa.ChunkedArray") -> "pa.ChunkedArray":
     from pyarrow import compute, types
 
     if types.is_string(cells.type):
+        cells = compute.replace_substring_regex(cells, r"^([+-]?[0-9]+)\.0+$", r"\1")  # of pandas
         _check(compute.match_substring_regex(cells, INTEGER))
         cells = compute.replace_substring_regex(cells, r"^\+", "")
     cells = cells.cast("int64")

@@ -50,6 +50,7 @@ from sslpipe.sharding.writer import (
     cut_splits,
     mean_and_std,
     plan_split,
+    series_doubts,
     write_split,
 )
 
@@ -167,6 +168,8 @@ def write_shards(
             example = skipped[0].partition(": ")[0]
             left_out.append(Group(what=what, count=len(skipped), example=example))
         doubts = [doubt for own in samples.images.values() for doubt in own.doubts]
+        if cut.test_fraction and not cut.split_by:
+            doubts += series_doubts(samples.images["train"])
         report = write_report(
             out,
             left_out=left_out,

@@ -27,8 +27,10 @@ MOST_NAMED = 3  # names in a line
 MOST_KINDS = 6  # such as suffixes, in a line
 MOST_LINES = 24  # of skipped, of images, of doubts: one screen
 GAPS = frozenset(["nan", "none", "null", "<na>", "n/a"])  # in lower case
-_BETWEEN = re.compile(r"[|;,]")  # labels in one cell
+_BETWEEN = re.compile(r"[|;,]|(?<=\d)\s+(?=\d)")  # labels in one cell
+_NUMBER = re.compile(r"0*(\d+)(\.0+)?")  # 1, 01 and 1.0 are one: 1
 _BESIDE = re.compile(r"^[\s\['\"({]+|[\s\]'\")}]+$")  # a label in a list of Python or JSON
+OVERLOOKED = "case, blanks or zeros"  # what two names may differ by, as `_plain` says
 SHORTEST_NEAR = 4  # letters of the longer of two names that may be a slip of each other
 
 
@@ -276,7 +278,7 @@ def class_doubts(
     alike = [_names(own) for own in alike_names(names)]
     if alike:
         doubts.append(
-            f"{counted(len(alike), 'group')} of classes that differ by case or blanks: "
+            f"{counted(len(alike), 'group')} of classes that differ by {OVERLOOKED}: "
             f"{'; '.join(alike[:MOST_NAMED])}"
         )
     doubts += _near_names(labelled)
@@ -368,8 +370,10 @@ def _without_digits(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name without what is easily overlooked: case, blanks, the form of accents."""
-    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
+    """Return a name without what is easily overlooked: case, blanks, form of accents, zeros."""
+    plain = "".join(unicodedata.normalize("NFKC", name).casefold().split())
+    number = _NUMBER.fullmatch(plain)
+    return number[1] if number else plain
 
 
 def _names(names: Iterable[str]) -> str:

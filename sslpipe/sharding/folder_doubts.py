@@ -18,6 +18,8 @@ _UNREAD = {
     "convert them to JPEG or PNG": (
         *(".avif", ".jxl", ".jp2", ".jpx", ".svg", ".psd", ".tga", ".ico"),
         *(".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".eps", ".pdf"),
+        *(".exr", ".hdr", ".czi", ".nd2", ".lif", ".mha", ".mhd", ".nrrd", ".mgz"),
+        *(".h5", ".hdf5", ".mat"),
     ),
     "take frames, ffmpeg -i FILE -vf fps=1 FRAMES/FILE-%d.jpg, which docs/pairs.md pairs": (
         *(".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv", ".3gp"),
@@ -32,18 +34,25 @@ _NAMED = {
     **{"jpg": ".jpg", "png": ".png", "webp": ".webp", "a GIF": ".gif", "a TIFF": ".tif"},
     **{"a DICOM": ".dcm", "an AVIF": ".avif", "a HEIC": ".heic", "a JPEG XL": ".jxl"},
 }
+# cat_mask.png, cat-edited.jpg, cat-150x150.jpg, cat@2x.png: names that add this to another's
+_OF_ANOTHER = re.compile(
+    r"(?P<other>.+?)([-_. ]+(masks?|seg|segmentation|gt|ground[-_ ]?truth|labels?|annotation|depth"
+    r"|thumb|thumbnail|preview|edited|scaled|copy|\d+x\d+)([-_ ]?\d+)?|@[23]x)",
+    re.IGNORECASE,
+)
 MOST_OPENED = 100  # files of a kind
 _PARTS = {"fold", "part", "batch", "set", "subset", "chunk"}  # of a data set, with a number
-# names of folders beside each other that are parts of a data set, not classes
-_HARDLY_CLASSES = GENERIC | {
+# names of folders that hold what belongs to images elsewhere
+_ASIDE = {
     *("mask", "masks", "label", "labels", "annotation", "annotations", "ground_truth", "gt"),
-    *("thumbs", "thumbnails", "segmentations", "json", "xml"),
-    *("jpegimages", "segmentationclass", "segmentationobject"),  # of Pascal VOC
+    *("thumbs", "thumbnails", "segmentations", "segmentationclass", "segmentationobject"),
 }
-# 2024, 2024-05, 2024-05-01 Rome, 20240501; 100APPLE of a camera; cam01, Camera 2
+# names of folders beside each other that are parts of a data set, not classes
+_HARDLY_CLASSES = GENERIC | _ASIDE | {"json", "xml", "jpegimages"}
+# 2024, 2024-05, 2024-05-01 Rome, 20240501; of Google Takeout; 100APPLE of a camera; cam01, Camera 2
 _OF_A_TIME = re.compile(
-    r"(19|20)\d\d([-_. ]?(0[1-9]|1[0-2])([-_. ]?([0-2]\d|3[01])\b.*)?)?|\d{3}[A-Z_]{5}"
-    r"|[Cc]am(era)?[-_. ]?\d+"
+    r"(19|20)\d\d([-_. ]?(0[1-9]|1[0-2])([-_. ]?([0-2]\d|3[01])\b.*)?)?|Photos from (19|20)\d\d"
+    r"|\d{3}[A-Z_]{5}|[Cc]am(era)?[-_. ]?\d+"
 )
 
 
@@ -107,17 +116,61 @@ def folder_doubts(
     owners = Counter(name for above, name in pairs if above in classes and not split_of(name))
     alike = [name for name, count in owners.items() if count == len(classes) > 1]
     are_parts = {re.sub(r"[\W\d_]+", "", name.lower()) for name in classes} <= _PARTS
+    if len(classes) > 1 and are_parts and not alike:
+        doubts.append(
+            f"folders that are parts of a data set became classes, such as {shown(min(classes))}; "
+            "--no-labels reads them without, and --root one of them alone"
+        )
     if len(alike) > 1 and (are_parts or len(alike) > len(classes)):
         doubts.append(
             f"all {len(classes)} classes, such as {shown(min(classes))}, have folders of the same "
             f"{len(alike)} names, such as {shown(min(alike))}; where these are the classes, give "
             "the folder over them as --root"
         )
-    inside = [parts for parts in names if any(map(split_of, parts[split_level + 1 :]))]
+    inside = [parts for parts in names if any(map(split_of, _in_split(parts, split_level)))]
     if inside:
         doubts.append(
             f"{len(inside):,} folders are named as splits and lie inside of classes, such as "
             f"{shown(readable('/'.join(inside[0])))}; give the folder of the splits as --root"
+        )
+    return doubts + _of_others(root, [path for path, _ in images], split_level)
+
+
+def _in_split(parts: tuple[str, ...], level: int) -> tuple[str, ...]:
+    """Return the folders in a split's own, which may have its name again: test_set/test_set."""
+    inner = parts[level + 1 :]
+    while level >= 0 and inner and split_of(inner[0]) == split_of(parts[level]):
+        inner = inner[1:]
+    return inner
+
+
+def _of_others(root: Path, images: Sequence[Path], split_level: int) -> list[str]:
+    """Return doubts of images that are, by their names, masks or versions of other images."""
+    doubts = []
+    stems = {(path.parent, path.stem): path for path in images}
+    versions = {
+        path: stems[folder, match["other"]]
+        for (folder, stem), path in stems.items()
+        if (match := _OF_ANOTHER.fullmatch(stem)) and (folder, match["other"]) in stems
+    }
+    if versions:
+        first = min(versions)
+        doubts.append(
+            f"images named as masks, edits or smaller copies of others beside them: "
+            f"{len(versions):,}, such as {shown(below(root, first))} of "
+            f"{shown(versions[first].name)}; where they are no images of their own, move them "
+            "elsewhere"
+        )
+    aside = [
+        path
+        for path in images
+        if not _ASIDE.isdisjoint(map(str.lower, path.relative_to(root).parts[split_level + 2 : -1]))
+    ]
+    if aside:
+        doubts.append(
+            f"images in folders of masks, labels or thumbnails: {len(aside):,}, such as "
+            f"{shown(below(root, min(aside)))}; where they are no images of their own, move them "
+            "elsewhere"
         )
     return doubts
 

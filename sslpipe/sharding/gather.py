@@ -54,6 +54,9 @@ class RawColumn(NamedTuple):
         Raises: DataError with a cell of another kind.
         """
         cells = self._as_arrow()
+        if types.is_nested(cells.type) and self.spec.kind == "text":
+            texts = [_text_of(value) for value in cells.to_pylist()]
+            return pa.chunked_array([pa.array(texts, pa.string())])
         if types.is_nested(cells.type):
             row = int(np.flatnonzero(cells.is_valid())[0])
             raise self._wrong(row, _python(cells[row]), f"is a {cells.type}, no value of a column")
@@ -172,7 +175,7 @@ def _python(cell: Any) -> object:
 
 
 def _text_of(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
+    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
 
 
 # --- columns of images and of shards

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from sslpipe.errors import DataError, listed, shown
+from sslpipe.errors import DataError, counted, listed, shown
 from sslpipe.sharding.build_report import Tally
 from sslpipe.sharding.folder_doubts import below, folder_doubts, unread_files
 from sslpipe.sharding.gather import match_names
@@ -224,10 +224,11 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
             "another name it is a column alone"
         )
     tables = [entry.path for entry in left_out if entry.path.suffix.lower() in _TABLES]
+    tables.sort(key=lambda path: "train" not in (split_of(path.stem), split_of(path.parent.name)))
     if tables and options.labels and not any(own.classes for own in images_by_split.values()):
         doubts.append(
-            "no folders are classes, and a table may name them: --source=csv "
-            f"--csv={str(tables[0])!r} reads its columns"
+            f"no folders are classes, and {counted(len(tables), 'table')} may name them: "
+            f"--source=csv --csv={str(tables[0])!r} reads columns"
         )
     return reported(images_by_split, skipped.groups(), doubts)
 

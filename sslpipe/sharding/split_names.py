@@ -21,6 +21,8 @@ _WORDS = {
     "vali": "val",
     "valid": "val",
     "validation": "val",
+    "validate": "val",
+    "eval": "val",
     "dev": "val",
     "test": "test",
     "testing": "test",
@@ -138,7 +140,7 @@ def name_splits(names: Iterable[str], where: str) -> dict[str, str]:
     Raises: DataError for two names of one split.
     """
     splits = {name: split_of(name) or name.strip() for name in names}
-    _check_once(splits, where)
+    _check_once({name.strip().casefold(): split for name, split in splits.items()}, where)
     return splits
 
 

@@ -13,6 +13,7 @@ import re
 import tarfile
 import threading
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from sslpipe.errors import DataError, counted, did_you_mean, listed, shown
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
 from sslpipe.sharding.arrays import Arrays, Samples, without_nan
-from sslpipe.sharding.build_report import UNSEEN, Group, Tally, alike_names
+from sslpipe.sharding.build_report import OVERLOOKED, UNSEEN, Group, Tally, alike_names
 from sslpipe.sharding.columns import Columns, find_groups, to_json
 from sslpipe.sharding.copies import digest_of
 from sslpipe.sharding.members import (
@@ -49,6 +50,9 @@ from sslpipe.sharding.scan import index_tar
 from sslpipe.sharding.sources import Images
 
 _SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
+_NUMBERED = re.compile(r"(?P<series>.*\D)(?P<number>\d+)([.][^./]*)?")  # film7-0012.jpg
+LEAST_OF_SERIES = 5  # images
+SPARSEST_SERIES = 30  # numbers for an image, as of every 30th frame
 SEED = 0  # of every shuffle and cut
 WRITER_VERSION = 1  # raised when the same plan gives other bytes
 MOST_TOGETHER = 32  # samples of one group side by side
@@ -205,10 +209,36 @@ def _describe_groups(splits: Mapping[str, SplitImages], by: str) -> list[str]:
         alike = [" and ".join(map(shown, own)) for own in alike_names(values)]
         if alike:
             lines.append(
-                f"look at this: values of {by} that differ by case or blanks are {by}s of their "
+                f"look at this: values of {by} that differ by {OVERLOOKED} are {by}s of their "
                 f"own, and may be in both splits: {listed(alike, 3)}"
             )
     return lines
+
+
+def series_doubts(images: Images) -> list[str]:
+    """Doubt a random cut of images whose names are numbered in more series than there are classes.
+
+    So are frames of films, slices of scans and pictures of one object: cat/film7-0012.jpg.
+    """
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for name in images.names:
+        if match := _NUMBERED.fullmatch(name):
+            numbers[match["series"]].append(int(match["number"]))
+    sizes = {
+        series: len(own)
+        for series, own in numbers.items()
+        if len(own) >= LEAST_OF_SERIES and max(own) - min(own) < SPARSEST_SERIES * len(own)
+    }
+    folders = {name.rpartition("/")[0] for name in images.names}
+    if len(sizes) <= len(images.class_names() or folders) or 2 * sum(sizes.values()) < len(images):
+        return []
+    first = min(sizes)
+    return [
+        f"names are numbered in {len(sizes):,} series, such as {shown(first)} with "
+        f"{sizes[first]:,} images, and test was cut at random: where each is a film, a scan or one "
+        "object, images of test have neighbours in train; "
+        r"--name-pattern='(?P<series>.*\D)\d+[.]\w+|.*' --split-by=series leaves them whole"
+    ]
 
 
 def _cut_classes(
@@ -338,7 +368,10 @@ def write_split(
             raise
     written = WrittenSplit(plan, [done[shard] for shard in numbers])
     if not written.shards:
-        raise DataError(f"split {plan.split!r} has no image that can be decoded")
+        raise DataError(
+            f"split {plan.split!r} has no image that can be decoded; the first is "
+            f"{written.skipped()[0]}"
+        )
     return written
 
 

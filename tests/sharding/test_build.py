@@ -243,3 +243,40 @@ def test_a_fraction_of_small_classes_is_met_and_said(tmp_path, capsys):
     message = error_of(capsys, "build", tmp_path / "none", *words[:3], "0.001")
     assert "leaves a split empty" in message
     assert "a fraction from 0.025" in message
+
+
+SERIES = r"(?P<series>.*\D)\d+[.]\w+|.*"
+
+
+@pytest.mark.promise(17)
+@pytest.mark.parametrize(
+    ("names", "doubted"),
+    [
+        ([f"film{f}-{k}" for f in range(2) for k in range(1, 7)], True),
+        ([f"owl/film{f}_{10 * k:04d}" for f in range(2) for k in range(6)], True),
+        ([f"{c}/0000{t}_{k:05d}" for c in "ab" for t in range(2) for k in range(6)], True),
+        ([f"{c}/scan{c}{t}/{k}" for c in "ab" for t in range(2) for k in range(6)], True),
+        ([f"{c}/{c}_{k}" for c in "ab" for k in range(6)], False),  # numbered by their class
+        ([f"{c}/{c}{t}/{k}" for c in "ab" for t in range(4) for k in range(3)], False),  # few
+        ([f"owl/{t}_{k * k * 1000}" for t in range(3) for k in range(6)], False),  # ids
+    ],
+)
+def test_a_cut_at_random_through_series_of_images_is_doubted(tmp_path, names, doubted):
+    """Frames of films and slices of scans are like their neighbours, of which train has some."""
+    for number, name in enumerate(names):
+        grey(tmp_path / "in" / f"{name}.png", number)
+    cut = ["--root", tmp_path / "in", "--test-fraction", "0.5"]
+    assert run("build", tmp_path / "out", *cut) == 0
+    said = [doubt for doubt in report_of(tmp_path / "out").doubts if "series" in doubt]
+    assert [SERIES in doubt for doubt in said] == [True] * doubted
+    if doubted:  # and what is advised cuts no series
+        whole = [*cut, "--name-pattern", SERIES, "--split-by", "series"]
+        assert run("build", tmp_path / "whole", *whole) == 0
+        assert not any("series" in doubt for doubt in report_of(tmp_path / "whole").doubts)
+        index = load_index(tmp_path / "whole")
+        train, test = (
+            {*index.split(name).column("series").cells.to_pylist()} for name in ("train", "test")
+        )
+        assert train
+        assert test
+        assert not train & test

@@ -134,6 +134,7 @@ def test_folders_of_masks_and_images_are_doubted_as_classes(tmp_path):
         (["cam01", "cam02"], True),  # of re-identification: a person in several
         (["Camera 1", "Camera_2"], True),
         (["cam01", "person07"], False),
+        (["Photos from 2019", "Photos from 2020"], True),  # of Google Takeout
     ],
 )
 def test_folders_of_days_and_of_cameras_are_doubted_as_classes(tmp_path, names, doubted):
@@ -160,6 +161,37 @@ def test_classes_may_stand_in_the_names_of_files(tmp_path):
     photos(tmp_path / "split", "train/owl.png")
     with pytest.raises(DataError, match="does not match 1 of 3 names"):
         found(tmp_path / "split", name_pattern=kaggle)
+
+
+@pytest.mark.parametrize(
+    ("names", "doubted"),
+    [
+        (["fold1/train", "fold2/train", "fold1/test", "fold2/test"], True),  # alike, and so in both
+        (["batch_1", "batch_2"], True),
+        (["set", "setter"], False),
+        (["fold1"], False),
+    ],
+)
+def test_parts_of_a_data_set_are_doubted_as_classes(tmp_path, names, doubted):
+    photos(tmp_path, *(f"{name}/{number}.png" for name in names for number in (1, 2)))
+    said = [doubt for own in read(tmp_path).values() for doubt in own.doubts]
+    assert any("parts of a data set became classes" in doubt for doubt in said) == doubted
+
+
+def test_masks_in_folders_of_their_own_in_the_classes_are_doubted(tmp_path):
+    """As of the COVID-19 Radiography Database: half of what would be the images."""
+    names = [f"{c}/{part}/1.png" for c in ("covid", "normal") for part in ("images", "masks")]
+    (own,) = read(photos(tmp_path / "a", *names)).values()
+    assert [doubt for doubt in own.doubts if ": 2, such as 'covid/masks/1.png'" in doubt]
+    names = [f"{s}/{c}/1.png" for s in PETS for c in ("mask", "no mask")]  # these are the classes
+    doubts = [d for own in read(photos(tmp_path / "b", *names)).values() for d in own.doubts]
+    assert not any("folders of masks" in doubt for doubt in doubts)
+
+
+def test_a_split_in_a_folder_of_its_name_is_no_class(tmp_path):
+    names = [f"{s}/{s}/{c}/1.png" for s in ("train", "test_set") for c in ("cat", "dog")]
+    assert found(photos(tmp_path, *names)) == PETS
+    assert not any(own.doubts for own in read(tmp_path).values())
 
 
 def test_folders_of_img2dataset_are_doubted_as_classes(tmp_path):
@@ -223,6 +255,8 @@ def test_a_csv_names_splits_as_folders_do_and_minus_one_is_no_label(tmp_path):
         "test": [0],
     }
     assert splits["train"].classes == ("7",)
+    (tmp_path / "list.csv").write_text(rows.replace("-1,Training", "-1, training "))
+    assert len(SOURCES["csv"](options)["train"]) == 2  # one name, but for blanks and case
     (tmp_path / "list.csv").write_text(rows.replace("-1,Training", "7,train"))
     with pytest.raises(DataError, match="both mean the split train"):
         SOURCES["csv"](options)
@@ -280,11 +314,37 @@ def test_slips_in_names_of_classes_are_named(tmp_path, capsys):
     said = "\n".join(report_of(tmp_path / "out").doubts)
     assert "near: Persian and persain" in said
     assert "1002 and" not in said  # numbers are near each other by nature
-    assert "differ by case or blanks: A, a" in said
+    assert "differ by case, blanks or zeros: A, a" in said
     assert "like a split: testing" in said
     assert "split test lacks 2 of 7 classes: 1001, Persian" in said
     assert "4 classes of one image: 1001, 1002, Persian and 1 more" in said
     assert said in "\n".join(capsys.readouterr().out.replace("look at this: ", "").splitlines())
+
+
+@pytest.mark.parametrize(
+    ("other", "doubted"),
+    [
+        ("1 (2)_mask.png", True),  # as of BUSI
+        ("1 (2)_mask_1.png", True),
+        ("1 (2)-150x150.jpg", True),
+        ("1 (2)-edited.jpg", True),  # of Google Takeout
+        ("1 (2)@2x.png", True),
+        ("1 (3)_mask.png", False),  # no image beside it
+        ("1 (2)_masked owl.png", False),
+        ("1 (2)_2.png", False),
+    ],
+)
+def test_masks_and_versions_beside_images_are_doubted(tmp_path, other, doubted):
+    photos(tmp_path, "owl/1 (2).png", f"owl/{other}", "dove/2.png")
+    (own,) = read(tmp_path).values()
+    assert [other in doubt for doubt in own.doubts if "others beside" in doubt] == [True] * doubted
+
+
+def test_numbers_that_zeros_alone_tell_apart_are_doubted_as_classes():
+    """As where one table of two has a gap, which makes pandas write 1.0, or lost its zeros."""
+    counts = {name: 2 for name in ("1", "01", "1.0", "10", "2", "v1", "v01", "0", "00")}
+    (doubt,) = class_doubts({"train": counts})
+    assert "2 groups of classes that differ by case, blanks or zeros: 0, 00; 01, 1, 1.0" in doubt
 
 
 @pytest.mark.promise(17)

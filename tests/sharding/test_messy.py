@@ -156,3 +156,14 @@ def test_large_images_that_become_pngs_are_said(tmp_path, monkeypatch, capsys):
     assert run("build", tmp_path / "out", "--root", tmp_path / "in") == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "--resize-px" in line]
     assert [line.endswith("1 of 2, such as 1.bmp") for line in said] == [True]
+
+
+def test_a_split_without_a_readable_image_says_what_is_wrong_with_one(tmp_path, capsys):
+    """As where all downloads failed in the same way."""
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        (tmp_path / "in" / f"{number}.jpg").write_bytes(b"<!DOCTYPE html>")
+    words = ["build", tmp_path / "out", "--root", tmp_path / "in", "--skip-bad"]
+    message = error_of(capsys, *words)
+    assert "no image that can be decoded" in message
+    assert ".jpg: not a readable image: it looks like HTML" in message
