@@ -170,11 +170,7 @@ class Room(NamedTuple):
 def check_memory(memory: Memory, recipe: RunRecipe, room: Room, world: int = 1) -> str | None:
     """Return a warning where an estimate exceeds what is free; else None.
 
-    Args:
-        memory: Of one process, its weights not yet on the device.
-        recipe: Named in the remedy.
-        room: What there is.
-        world: All processes.
+    `memory` is of one process, its weights not yet on the device; `world` counts all processes.
 
     Raises:
         RecipeError: It exceeds all there is HOPELESS times.
@@ -204,11 +200,6 @@ def warn_of_memory(plan: Plan[PartsT], parts: PartsT, process: Rank) -> None:
     """Warn on rank 0 where a step is likely to need more memory than is free.
 
     No forward runs where there is room for more than networks keep.
-
-    Args:
-        plan: Of the run.
-        parts: On the CPU.
-        process: This process among all.
     """
     device = training_device(plan.recipe)
     world = process.world_size
@@ -238,11 +229,8 @@ def checkpointed_bytes(
 
     That is the activations of one block, the one with the most.
 
-    Args:
-        backbone: With activation checkpointing.
-        count: `saved_bytes` of a model that it is part of.
-        rows: As in `saved_bytes`.
-        channels: As there.
+    That is the activations of one block, the one with the most; `count` is `saved_bytes` of a model
+    that the backbone is part of.
     """
     kept = count(rows=rows, channels=channels)
     blocks = checkpointed_blocks(backbone)
@@ -265,13 +253,7 @@ def saved_bytes(
 ) -> int:
     """Count the bytes that a forward of `rows` views keeps for backward; the model stays as it is.
 
-    Args:
-        model: Takes the views.
-        rows: How many.
-        crop_px: Their side.
-        precision: As in `estimate_memory`.
-        channels: Of the views.
-        largest_of: Modules of the model: count what the one of them keeps that keeps the most.
+    With `largest_of`, modules of the model, it is what the one of them keeps that keeps the most.
 
     Raises:
         RecipeError: The network cannot take such views, or keeps more than the machine has.

@@ -160,8 +160,12 @@ class Checkpointer:
         for name in reversed(names):
             damage = damage_of(self.folder / name)
             if damage is None:
-                self._same_run(name)
-                return name
+                stored = read_state(self.folder / name).identity
+                if stored.digest == self.identity["digest"]:
+                    return name
+                differ = differences(stored.model_dump(), self.identity)
+                run_dir = self.folder.parent
+                raise CheckpointError(f"{run_dir} holds a run with other settings: {differ}")
             self.warn(f"checkpoint {name} is damaged ({damage}); renamed bad-{name}")
             os.replace(self.folder / name, self.folder / f"bad-{name}-{uuid.uuid4().hex[:6]}")
         if names:
@@ -170,13 +174,6 @@ class Checkpointer:
                 "directory, or restore an undamaged copy"
             )
         return None
-
-    def _same_run(self, name: str) -> None:
-        stored = read_state(self.folder / name).identity
-        if stored.digest == self.identity["digest"]:
-            return
-        differ = differences(stored.model_dump(), self.identity)
-        raise CheckpointError(f"{self.folder.parent} holds a run with other settings: {differ}")
 
     def _write(self, step: int, states: dict[str, Any], metadata: dict[str, Any]) -> None:
         # a temporary folder: what a kill leaves is never taken for a checkpoint

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sslpipe.distributed import Rank
@@ -26,23 +27,15 @@ _LESS_MEMORY = (
 )
 
 
+@dataclass
 class HeldDirectory:
-    """A run directory that this process holds.
+    """A run directory that this process holds."""
 
-    Attributes:
-        run_dir: The directory.
-        process: This process among all.
-        watchdog: Ends a rank that hangs.
-        opened: Closed with the run, the last first.
-        began: Whether the run's checkpoint and its log were accepted.
-    """
-
-    def __init__(self, run_dir: Path, process: Rank, watchdog: Watchdog) -> None:
-        self.run_dir = run_dir
-        self.process = process
-        self.watchdog = watchdog
-        self.opened = ExitStack()
-        self.began = False
+    run_dir: Path
+    process: Rank  # this one, among all
+    watchdog: Watchdog  # ends a rank that hangs
+    opened: ExitStack = field(default_factory=ExitStack)  # closed with the run, the last first
+    began: bool = False  # whether the run's checkpoint and its log were accepted
 
 
 @contextmanager

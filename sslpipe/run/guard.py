@@ -147,12 +147,8 @@ class StepGuard:
     ) -> None:
         """Count a step as good or bad; on CUDA its numbers are read at the next one.
 
-        Args:
-            step: The global step.
-            ids: (B,) int64, of this rank's places; on the host.
-            source_ids: (B,) int64, of the images used.
-            decision: Of that step.
-            epoch: Of the batch.
+        `ids` and `source_ids`, (B,) int64 on the host, are of this rank's places and of the images
+        used.
 
         Raises:
             UserError: max_bad_steps non-finite steps in a row. On CUDA a step later, with weights
@@ -176,16 +172,12 @@ class StepGuard:
         """Read the numbers of all steps so far, which waits for the device. Raises: as `step`."""
         self._read(keep=0)
 
-    @property
-    def _last_may_end_it(self) -> bool:
-        """Whether the run ends if the last step was bad, which the host does not know yet."""
-        unread = self._in_a_row + len(self._unread)
-        return self._last is not None and unread >= self._max_bad_steps
-
     def _is_bad(self, numbers: Tensor) -> Tensor:
         """() bool: one number is not finite, or the last step was bad and has ended the run."""
         bad = (numbers * 0).any()  # of 0, or NaN, which counts as true
-        if self._last_may_end_it and self._last is not None:
+        # if the last step was bad, which the host does not know yet, the run may end with it
+        may_end = self._in_a_row + len(self._unread) >= self._max_bad_steps
+        if self._last is not None and may_end:
             last = self._last.skipped
             overflow = self._last.overflow
             bad = bad | (last if overflow is None else last & ~overflow)

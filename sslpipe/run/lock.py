@@ -55,8 +55,7 @@ class RunLock:
 
     RUN/lock.json names the process that holds it, for messages.
 
-    Args:
-        run_dir: The run directory; made where it is not there.
+    The run directory is made where it is not there.
 
     Raises:
         UserError: Another process holds it.

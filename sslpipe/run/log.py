@@ -1,8 +1,8 @@
 """The logs of a run, as they are read: metrics.jsonl, quarantine.jsonl, bad_steps.RANK.jsonl.
 
-metrics.jsonl is the truth: one JSON object a line, with step, wall (seconds since the epoch),
-restart (how often the run was resumed) and, last, a checksum; a number that is not finite is null.
-After a kill some steps stand twice; the later line counts (`read_metrics`).
+metrics.jsonl is the truth: one JSON object a line, with step, wall (seconds since the epoch) and
+restart (how often the run was resumed); a number that is not finite is null. After a kill some
+steps stand twice; the later line counts (`read_metrics`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

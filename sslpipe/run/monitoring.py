@@ -1,5 +1,8 @@
 """Evaluations during a run: on held-out samples; the best is followed, a fall is reported."""
 
+from dataclasses import dataclass
+from typing import Generic
+
 import torch
 
 from sslpipe.run.best import Best
@@ -12,45 +15,26 @@ from sslpipe.run.reporter import Reporter
 MOST_SHEETS = 20  # pictures of neighbours in a run, evenly spread over its evaluations
 
 
-class Monitor:
-    """Evaluates a run's backbone on the held-out samples of its plan. All of it is collective.
+@dataclass(kw_only=True, eq=False, repr=False)
+class Monitor(Generic[PartsT]):
+    """Evaluates a run's backbone on the held-out samples of its plan. All of it is collective."""
 
-    Args:
-        plan: Says whether samples are held out, and when they are scored.
-        parts: On the device.
-        device: Where they are.
-        held: The run directory.
-        reporter: Gets the numbers.
-        best: Follows the evaluations.
+    plan: Plan[PartsT]  # says whether samples are held out, and when they are scored
+    parts: PartsT  # on the device
+    device: torch.device
+    held: HeldDirectory
+    reporter: Reporter  # gets the numbers
+    best: Best  # follows the evaluations
 
-    Attributes:
-        best: The same.
-    """
-
-    def __init__(
-        self,
-        plan: Plan[PartsT],
-        parts: PartsT,
-        *,
-        device: torch.device,
-        held: HeldDirectory,
-        reporter: Reporter,
-        best: Best,
-    ) -> None:
-        self.best = best
-        self._plan = plan
-        self._parts = parts
-        self._device = device
-        self._held = held
-        self._reporter = reporter
-        # of an earlier start of this run, if it scored the weights that it started from
-        lines = read_metrics(held.run_dir, "eval") if held.process.rank == 0 else []
+    def __post_init__(self) -> None:
+        """Read what an earlier start of this run scored of the weights that it started from."""
+        lines = read_metrics(self.held.run_dir, "eval") if self.held.process.rank == 0 else []
         self._start_alarm = StartAlarm(lines[0] if lines and lines[0]["step"] == 0 else {})
 
     @property
     def is_on(self) -> bool:
         """Whether the run is evaluated at all."""
-        return len(self._plan.watched) > 0 and bool(self._plan.recipe.run.monitor_steps)
+        return len(self.plan.watched) > 0 and bool(self.plan.recipe.run.monitor_steps)
 
     def score_start(self) -> None:
         """Score the weights that a run starts from; with run.keep = "best" they are a candidate.
@@ -67,21 +51,17 @@ class Monitor:
         """Score what the run has after `done` steps; log it, follow the best, read the alarm."""
         scores = self._evaluate(done)
         self.best.read(done, scores.numbers, scores.by_sample)
-        self._reporter.alarms(done, self._start_alarm.read(scores.numbers))
+        self.reporter.alarms(done, self._start_alarm.read(scores.numbers))
 
     def _evaluate(self, done: int) -> Scores:
-        scores = self.measure(done)
-        self._reporter.evals(done, scores.numbers)
-        recipe = self._plan.recipe
+        self.held.watchdog(done, "evaluating")
+        scores = self.plan.score(self.parts, self.held.process, self.device)
+        self.reporter.evals(done, scores.numbers)
+        recipe = self.plan.recipe
         shown = shows_neighbours(done, recipe.run.monitor_steps or 1, recipe.total_steps)
         if shown and scores.draw is not None:
-            self._reporter.picture(done, "neighbours", scores.draw)
+            self.reporter.picture(done, "neighbours", scores.draw)
         return scores
-
-    def measure(self, done: int) -> Scores:
-        """Score the backbone after `done` steps."""
-        self._held.watchdog(done, "evaluating")
-        return self._plan.score(self._parts, self._held.process, self._device)
 
 
 def shows_neighbours(done: int, monitor_steps: int, total_steps: int) -> bool:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +28,6 @@ from sslpipe.run.contract import PartsT, Plan
 from sslpipe.run.directory import HeldDirectory, hold_directory
 from sslpipe.run.gradient_cache import GradientCache, PooledStatistics
 from sslpipe.run.guard import StepGuard
-from sslpipe.run.health import Alarms
 from sslpipe.run.lock import alone_in_process
 from sslpipe.run.log import read_metrics
 from sslpipe.run.monitoring import Monitor
@@ -47,11 +45,6 @@ def open_run(
     plan: Plan[PartsT], run_dir: Path, parts: PartsT | None = None
 ) -> Iterator[Run[PartsT]]:
     """Start or resume a run; inside, its directory is held. Collective.
-
-    Args:
-        plan: For this run directory.
-        run_dir: As in `hold_directory`.
-        parts: What is trained; None: what the plan builds.
 
     Raises:
         UserError: As `hold_directory`; what the plan or this machine refuses; the run was another
@@ -90,7 +83,9 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     # resume: what a checkpoint holds is restored
     launch = {"world": process.world_size, "precision": placed.precision}
     metadata = {**launch, **plan.metadata(parts)}
-    saved = _saved(placed)
+    saved = {**parts.saved(), "optimizer": placed.optimizer}
+    if placed.accelerator.scaler is not None:  # of fp16
+        saved["scaler"] = placed.accelerator.scaler
     checkpoints = Checkpointer(
         held.run_dir,
         keep=config.keep_checkpoints,
@@ -113,13 +108,14 @@ def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) ->
     reporter = _open_log(plan, held, first_step)
     held.opened.callback(reporter.close)
     alarms = plan.alarms(parts)
-    if first_step:
-        _read_first_line(alarms, held)
+    if first_step and process.rank == 0:  # rank 0 reads them: with what the run began
+        for line in read_metrics(held.run_dir)[:1]:
+            alarms.read(line["step"], line)
     held.began = True
     reporter.event(first_step, "start", launch)
     monitor = Monitor(
-        plan,
-        parts,
+        plan=plan,
+        parts=parts,
         device=placed.accelerator.device,
         held=held,
         reporter=reporter,
@@ -175,14 +171,6 @@ def _gradient_cache(
     return GradientCache(placed.wrapped, statistics, rows)
 
 
-def _saved(placed: Placed[PartsT]) -> dict[str, Any]:
-    """Return all that a checkpoint holds: name -> what has a state_dict."""
-    saved = {**placed.parts.saved(), "optimizer": placed.optimizer}
-    if placed.accelerator.scaler is not None:  # of fp16
-        saved["scaler"] = placed.accelerator.scaler
-    return saved
-
-
 def _open_log(plan: Plan[PartsT], held: HeldDirectory, first_step: int) -> Reporter:
     """Open what the run reports to; on ranks other than 0 it writes nothing."""
     if held.process.rank > 0:
@@ -198,13 +186,6 @@ def _open_log(plan: Plan[PartsT], held: HeldDirectory, first_step: int) -> Repor
         evaluated_every=(recipe.run.monitor_steps or 0) if len(plan.watched) else 0,
         cheaper_steps=max(recipe.tune.projector_first_steps, plan.recipe.half_size_steps),
     )
-
-
-def _read_first_line(alarms: Alarms, held: HeldDirectory) -> None:
-    """Let the alarms of a resumed run know what it began with; on rank 0, which reads them."""
-    if held.process.rank == 0:
-        for line in read_metrics(held.run_dir)[:1]:
-            alarms.read(line["step"], line)
 
 
 def _listen_for_a_stop(held: HeldDirectory, reporter: Reporter) -> StopRequest:

@@ -12,11 +12,7 @@ from sslpipe.run.reporter import Reporter
 class Quarantine:
     """Collects the bad samples that the loader reports; rank 0's log lists them once. Collective.
 
-    Args:
-        reporter: Writes the list.
-        run_dir: Of the run, whose earlier starts may have listed some.
-        samples: Served in an epoch.
-        max_fraction: The share of them that may be bad.
+    `samples` are served in an epoch; earlier starts of the run may have listed some bad ones.
     """
 
     def __init__(

@@ -146,8 +146,7 @@ class Run(Generic[PartsT]):
     def steps(self, batches: Generator[Batch]) -> Iterator[tuple[int, Batch]]:
         """Set the learning rate and yield (step, batch), until all are done or ranks agree to stop.
 
-        Args:
-            batches: Endless, from `first_step` on; closed with the run.
+        The `batches` are endless, from `first_step` on; they are closed with the run.
         """
         self.held.opened.callback(batches.close)
         self.held.opened.callback(self.quarantine.write_own)
@@ -181,10 +180,6 @@ class Run(Generic[PartsT]):
 
         With data.micro_batch a slice of every stream at a time, without gradient: `step` then
         carries dL/dz back. The negatives and the gradient are those of the whole batch.
-
-        Args:
-            views: From `augment`.
-            more: What else the model's forward takes.
         """
         self.guard.remember()  # the buffers, for a step that is skipped
         if self.cache is not None:
@@ -250,28 +245,17 @@ class Run(Generic[PartsT]):
 
     def after(self, step: int) -> None:
         """Evaluate, save, and vote on a stop, where each is due. Collective."""
-        self._evaluate_if_due(step)  # all ranks embed, rank 0 scores
-        self._save_if_due(step)  # all ranks agree whether to stop, rank 0 writes
-
-    def _evaluate_if_due(self, step: int) -> None:
-        """Score held-out samples every run.monitor_steps and at the end."""
         if self.monitor.is_on and self._is_due(step, self.recipe.run.monitor_steps or 0):
             fault("train.monitor")
             with self.meter.paused():
-                self.monitor.evaluate(self.last_step)
-
-    def _save_if_due(self, step: int) -> None:
-        """Save every run.save_steps, at the end, where any rank was asked to stop, and the best.
-
-        All ranks vote on the stop at every step; rank 0 writes the checkpoint.
-        """
-        self._stopping = agree(self.stop_requested())
+                self.monitor.evaluate(self.last_step)  # all ranks embed, rank 0 scores
+        self._stopping = agree(self.stop_requested())  # of any rank; all vote at every step
         is_last = step + 1 == self.recipe.total_steps
         needed = self._stopping or is_last or self.monitor.best.exhausted
         due = self._is_due(step, self.recipe.run.save_steps) or self.monitor.best.wants_checkpoint
         if needed or due:
             with self.meter.paused():
-                self._save(needed=needed)
+                self._save(needed=needed)  # rank 0 writes
 
     def _save(self, *, needed: bool) -> None:
         self.held.watchdog(self.last_step, "saving")
