@@ -276,6 +276,14 @@ def sha256_lines(folder: Path, files: Iterable[Path]) -> str:
     return "".join(lines)
 
 
+def gib(count: float) -> str:
+    """Write a number of bytes, as "1.5 GiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count / 2**10:.0f} KiB"
+
+
 def free_memory_bytes() -> int:
     """Bytes of memory that this process can still have without swapping, under all limits."""
     free = int(_psutil().virtual_memory().available)

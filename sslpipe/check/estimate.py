@@ -90,15 +90,9 @@ def check_of(
 ) -> Check:
     """Time a step, and put what is known of a run of any kind around what is known of this one.
 
-    Args:
-        plan: Of the run.
-        estimate: Of the plan.
-        watch: Which number to watch.
-        rows: What else people come for.
-        details: What else they look at when something is odd.
-        warnings: Further ones; None: it does not apply.
-        in_several: Columns whose values are meant to be in several splits.
-        step_flops: Of a step; 0: not counted.
+    `rows` are what else people come for, `details` what they look at when something is odd; a
+    warning of None does not apply. Values of the columns `in_several` are meant to be in several
+    splits.
     """
     recipe = plan.recipe
     parts = estimate.parts

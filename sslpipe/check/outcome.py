@@ -9,7 +9,8 @@ from rich.text import Text
 
 from sslpipe.data.index import PATH_COLUMN, DatasetIndex
 from sslpipe.errors import for_caller, listed
-from sslpipe.planning.memory import Memory, gib
+from sslpipe.planning.memory import Memory
+from sslpipe.portable import gib
 from sslpipe.recipe.sections import RunRecipe, leaves
 
 MOST_NAMED = 6  # columns of a warning
@@ -78,19 +79,15 @@ def _written(value: Any) -> str:
 
 def _views_table(views: tuple[dict[str, Any], ...]) -> RenderableType:
     """Make the table of what the views do; what they do not is one line below it."""
-    rows = _view_rows(views)
-    unused = [name for name, text in rows if text == "0"]
-    used = _table("views", [row for row in rows if row[0] not in unused])
-    return Group(used, Text(f"\nat 0: {', '.join(unused)}")) if unused else used
-
-
-def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:
     first = views[0]
     second = views[-1]
-    return [
+    rows = [
         (key, _written(value) + (f" | {_written(second[key])}" if second[key] != value else ""))
         for key, value in first.items()
     ]
+    unused = [name for name, text in rows if text == "0"]
+    used = _table("views", [row for row in rows if row[0] not in unused])
+    return Group(used, Text(f"\nat 0: {', '.join(unused)}")) if unused else used
 
 
 def memory_text(memory: Memory) -> str:

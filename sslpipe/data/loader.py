@@ -17,7 +17,7 @@ from sslpipe.data.pipeline import BATCHES_AHEAD, CPU, Batch, Prepare, pipelined,
 from sslpipe.data.reader import Image, ImageStore, OnBad, Quarantined, Raw, Reader
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.portable import free_memory_bytes
+from sslpipe.portable import free_memory_bytes, gib
 from sslpipe.recipe.sections import RunConfig
 
 T = TypeVar("T")
@@ -475,7 +475,7 @@ def _enlarged(images: Tensor, count_all: int, height: int, width: int) -> Tensor
     if needed > MOST_OF_MEMORY * free:
         raise DataError(
             f'run.cache = "device": {count_all} images of {height} x {width} px are '
-            f"{needed / 2**30:.1f} GB, and {free / 2**30:.1f} GB of the {images.device.type}'s "
+            f"{gib(needed)}, and {gib(free)} of the {images.device.type}'s "
             'memory are free; use run.cache = "memory" or "none", or a smaller data.canvas_px'
         )
     larger = torch.zeros(shape, dtype=images.dtype, device=images.device)

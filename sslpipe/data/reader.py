@@ -44,9 +44,7 @@ class Raw(NamedTuple):
 class Reader:
     """Reads samples of a split by shard and row; safe to use from several threads.
 
-    Args:
-        split: Where the samples are.
-        window_bytes: The largest single read.
+    No single read has more than `window_bytes`.
     """
 
     def __init__(self, split: Split, *, window_bytes: int = 64 * 2**20) -> None:

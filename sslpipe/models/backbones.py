@@ -82,9 +82,7 @@ class Backbone(nn.Module):
 class JoinedBackbone(Backbone):
     """Several networks side by side, the features of each with length 1.
 
-    Args:
-        networks: One a part, in the order of their features.
-        sides: Of each part's square images, in px.
+    Their features come in the order of `networks`; `sides` are those of each part's square images.
 
     Raises:
         ValueError: They are not 2 to MOST_PARTS.

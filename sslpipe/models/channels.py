@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from sslpipe.data.image_type import RGB8
 from sslpipe.errors import RecipeError
-
-RGB = ("red", "green", "blue")
 
 
 def first_convolution(network: nn.Module) -> tuple[str, nn.Conv2d] | None:
@@ -65,5 +64,6 @@ def adapt_kernels(weight: Tensor, channels: Sequence[str]) -> Tensor:
     """
     if len(channels) == 1:
         return weight.sum(1, keepdim=True)
-    places = [RGB.index(name) if name in RGB else k % 3 for k, name in enumerate(channels)]
+    rgb = RGB8.channels
+    places = [rgb.index(name) if name in rgb else k % 3 for k, name in enumerate(channels)]
     return weight[:, places] * (3 / len(channels))

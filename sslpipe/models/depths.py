@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.models.state import evaluating
 
 TAPS = "embedding.taps (backbone.embedding_taps)"
 
@@ -16,9 +17,7 @@ class DepthEmbedding(nn.Module):
 
     These are the branches of a hard-aware deeply cascaded embedding; `HDCLoss` trains them.
 
-    Args:
-        widths: Features at each depth.
-        dim: Of all layers together; each has its share.
+    `dim` is that of all layers together; each has its share.
 
     Shape:
         (B, width) of each depth -> (B, dim).
@@ -73,12 +72,7 @@ def embed_depths(
 ) -> DepthEmbedding:
     """Make the embedding layers of a network's taps and of its features.
 
-    Args:
-        network: (B, C, H, W) -> (B, F); an image of zeros tells the width at each tap.
-        taps: As in `features_at`.
-        dim: Of all layers together.
-        channels: C.
-        crop_px: H and W.
+    An image of zeros tells the width at each tap; `dim` is that of all layers together.
 
     Raises:
         RecipeError: No such module, one that gives no features, or a width that cannot be divided.
@@ -100,16 +94,13 @@ def embed_depths(
             )
     if len({*taps}) < len(taps):
         raise RecipeError(f"{TAPS} = {list(taps)} names a module twice; name each once")
-    training = network.training
     images = torch.zeros(1, channels, crop_px, crop_px)
     try:
-        with torch.no_grad():
-            features = features_at(network.eval(), taps, images)
+        with torch.no_grad(), evaluating(network):
+            features = features_at(network, taps, images)
     except (KeyError, AttributeError, RuntimeError) as error:
         raise RecipeError(
             f"{TAPS} = {list(taps)}: one of them gives no features of an image; name "
             "stages of the network"
         ) from error
-    finally:
-        network.train(training)
     return DepthEmbedding([x.shape[1] for x in features], dim)

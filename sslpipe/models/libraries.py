@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.errors import RecipeError, did_you_mean, install, one_line, shown
+from sslpipe.models.state import evaluating
 
 # keys of a configuration that name code, kernels or quantised weights, or that images do not need
 _SKIPPED = (
@@ -31,10 +32,6 @@ class TransformersTower(nn.Module):
     What the model itself pools counts (its class token, its mean); a pooler that is a dense layer
     behind the class token, as BERT has it, is omitted. A model that pools nothing gives its class
     token, else the mean of its last hidden state.
-
-    Args:
-        model: Of `transformers.AutoModel`, of images.
-        crop_px: Side of the images.
     """
 
     def __init__(self, model: nn.Module, crop_px: int) -> None:
@@ -83,11 +80,7 @@ class TransformersTower(nn.Module):
 
     @torch.no_grad()
     def features_of_output(self, image_shape: Sequence[int]) -> str:
-        """Write what `forward` takes of the model's output, as Python: "last_hidden_state[:, 0]".
-
-        Args:
-            image_shape: (C, S, S).
-        """
+        """Write what `forward` takes of the output, as Python: "last_hidden_state[:, 0]"."""
         output = self._output(torch.zeros((1, *image_shape)))
         if getattr(output, "pooler_output", None) is not None:
             return "pooler_output.flatten(1)"
@@ -172,11 +165,8 @@ def open_clip_network(
 ) -> nn.Module:
     """Build the image tower of open_clip with random weights.
 
-    Args:
-        embed_dim: Features, those that images and texts share.
-        vision: `vision_cfg` of open_clip's configuration.
-        quick_gelu: OpenAI's form of GELU.
-        crop_px: Side of the images.
+    `embed_dim` features are those that images and texts share, `vision` is the `vision_cfg` of
+    open_clip's configuration, and `quick_gelu` OpenAI's form of GELU.
 
     Raises:
         RecipeError: open_clip is not installed, or refuses the configuration.
@@ -209,10 +199,8 @@ def open_clip_library() -> Any:
 @torch.no_grad()
 def _width(network: nn.Module, channels: int, crop_px: int) -> int:
     """Return how many features a network gives, by a black image."""
-    was_training = network.training
-    image = torch.zeros(1, channels, crop_px, crop_px)
-    features: Tensor = network.eval()(image)
-    network.train(was_training)
+    with evaluating(network):
+        features: Tensor = network(torch.zeros(1, channels, crop_px, crop_px))
     if features.ndim != 2:
         raise RecipeError(f"it gives {tuple(features.shape)}, not one row of features an image")
     return features.shape[1]

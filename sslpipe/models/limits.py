@@ -13,7 +13,7 @@ from torch.nn.modules.module import (
 )
 
 from sslpipe.errors import RecipeError, UserError, WeightsError, shown
-from sslpipe.portable import memory_is_short, total_memory_bytes
+from sslpipe.portable import gib, memory_is_short, total_memory_bytes
 
 Network = TypeVar("Network", bound=nn.Module)
 MOST_MODULES = 10_000  # the deepest networks that timm has are of a third
@@ -53,9 +53,6 @@ def check_side(what: str, side_px: int) -> None:
 def within_memory(what: str) -> Iterator[None]:
     """Turn an allocation that fails into one line.
 
-    Args:
-        what: The recipe's section, for messages: "[backbone]".
-
     Raises:
         TooLarge: What is built inside needs more memory than this machine gives.
     """
@@ -69,7 +66,7 @@ def within_memory(what: str) -> Iterator[None]:
             raise
         raise TooLarge(
             f"{what} asks for more memory than this machine can give "
-            f"({total_memory_bytes() / 2**30:,.1f} GiB with swap); use smaller sizes"
+            f"({gib(total_memory_bytes())} with swap); use smaller sizes"
         ) from error
 
 
@@ -79,9 +76,6 @@ def small_enough(what: str) -> Iterator[None]:
 
     Its weights are counted as they are declared, before they are drawn: memory that is only
     reserved takes none.
-
-    Args:
-        what: The recipe's section, for messages: "[backbone]".
 
     Raises:
         TooLarge: It has more modules, which would take minutes and all memory, or its weights
@@ -105,7 +99,7 @@ def small_enough(what: str) -> Iterator[None]:
         if weights_bytes > most_bytes:
             raise TooLarge(
                 f"{what} asks for weights that are larger than this machine's memory "
-                f"({most_bytes / 2**30:,.1f} GiB with swap); use smaller sizes"
+                f"({gib(most_bytes)} with swap); use smaller sizes"
             )
 
     counting_modules = register_module_module_registration_hook(count_module)

@@ -17,7 +17,13 @@ from sslpipe.errors import RecipeError
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.checkpointing import checkpoint_activations, checkpointed_blocks
 from sslpipe.models.limits import within_memory
-from sslpipe.portable import free_memory_bytes, memory_is_short, resident_bytes, total_memory_bytes
+from sslpipe.portable import (
+    free_memory_bytes,
+    gib,
+    memory_is_short,
+    resident_bytes,
+    total_memory_bytes,
+)
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.run.contract import PartsT, Plan
@@ -212,14 +218,6 @@ def warn_of_memory(plan: Plan[PartsT], parts: PartsT, process: Rank) -> None:
     text = check_memory(memory, plan.recipe, room, world)
     if text is not None and process.rank == 0:
         print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
-def gib(count: int) -> str:
-    """Write a number of bytes, as "1.5 GiB"."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count / 2**10:.0f} KiB"
 
 
 def checkpointed_bytes(

@@ -26,11 +26,7 @@ def explain_errors(
 ) -> str:
     """Rewrite a pydantic error for users: key, value, what is wrong, nearest valid key.
 
-    Args:
-        error: Of `model`.
-        model: Of the whole file.
-        origin: The file; "" of none.
-        tree: What was validated: the `kind` of a section says which keys are known in it.
+    `tree` is what was validated: the `kind` of a section says which keys are known in it.
     """
     items = sorted(error.errors(), key=lambda item: [str(part) for part in item["loc"]])
     mistakes = _Mistakes(model, tree or {}, items)

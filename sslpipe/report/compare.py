@@ -7,9 +7,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from sslpipe.evaluation.verdict import BASELINES
 from sslpipe.files import Tree
 from sslpipe.report.page import NAMES, flat, html_page, render
-from sslpipe.report.result_tables import BASELINES, result_table, unfinished_text
+from sslpipe.report.result_tables import result_table, unfinished_text
 from sslpipe.report.run_files import RunFiles
 
 SUITE = "sslpipe evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"

@@ -8,6 +8,7 @@ from markupsafe import Markup
 from sslpipe.evaluation.advice import Advice, advise
 from sslpipe.evaluation.result import measured_columns, query_counts
 from sslpipe.evaluation.verdict import (
+    BASELINES,
     KNN,
     RECALL,
     leakage_sentence,
@@ -18,7 +19,6 @@ from sslpipe.files import Tree
 from sslpipe.report.page import feature_title, percent, render
 from sslpipe.report.run_files import RunFiles
 
-BASELINES = ("pixels", "random")
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
 SMALL_IS_GOOD = ("fpr@", "eer")  # how such metrics begin; others: large is good
 OTHER_MEASURES = "Retrieval and verification"
@@ -83,10 +83,10 @@ def table_lines(rows: Iterable[Tree]) -> list[Line]:
         line = lines.setdefault((new.features, new.whitened), new)
         if row["column"] is not None:
             line.cells[row["column"]] = row
-    order = {name: place for place, name in enumerate(BASELINES)}
+    order = {name: place for place, name in enumerate(COLOURS)}
     return sorted(
         lines.values(),
-        key=lambda line: (line.baseline, line.features != "ssl", order.get(line.features, 2)),
+        key=lambda line: (line.baseline, order.get(line.features, len(order))),
     )
 
 

@@ -33,7 +33,7 @@ from sslpipe.data.decode import (
 )
 from sslpipe.data.storage import load_array, npy_header
 from sslpipe.errors import DataError, install
-from sslpipe.portable import open_regular, read_regular
+from sslpipe.portable import gib, open_regular, read_regular
 from sslpipe.sharding.sources import open_file
 
 MOST_DECODED = 2**30  # bytes of pixels that are in memory at once, of a file without windows
@@ -154,8 +154,8 @@ def _cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
 def _check_decoded(shape: Sequence[int], *dtypes: np.dtype[Any]) -> None:
     if (size := math.prod(shape) * max(each.itemsize for each in dtypes)) > MOST_DECODED:
         raise BadSample(
-            f"{size / 2**30:.1f} GiB of pixels, more than the limit of {MOST_DECODED / 2**30:.0f} "
-            "GiB for a file without windows: save it as a tiled TIFF"
+            f"{gib(size)} of pixels, more than the limit of {gib(MOST_DECODED)} for a file without "
+            "windows: save it as a tiled TIFF"
         )
 
 

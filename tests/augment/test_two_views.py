@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment.ops import draws
 from sslpipe.augment.presets import PRESETS
-from sslpipe.augment.two_views import AUGMENTS, FusedViews, KorniaViews, TwoViews
+from sslpipe.augment.two_views import AUGMENTS, FusedViews, TwoViews
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError
 
@@ -252,9 +252,9 @@ def test_extra_ops_touch_their_view_and_depend_on_the_sample_only(kind):
 
 @pytest.mark.parametrize("setting", [{"kernels": "triton"}, {"kernel": "triton"}])
 def test_kornias_views_refuse_what_they_would_ignore(setting):
-    with pytest.raises((ValueError, RecipeError), match=next(iter(setting))):
-        KorniaViews("simclr", 32, **setting)
-    assert KorniaViews("simclr", 32, mean=MEAN, std=STD).crop_px == 32
+    with pytest.raises(RecipeError, match=f"augment.{next(iter(setting))} is not a setting"):
+        AUGMENTS["kornia"](crop_px=32, **setting)
+    assert AUGMENTS["kornia"](crop_px=32).build(mean=MEAN, std=STD).crop_px == 32
 
 
 @pytest.mark.parametrize(

@@ -523,7 +523,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "claims 2^31 px": (changed(claims, compression="zstd"), "z.tif: "),
     "looped pages": (changed(loops), "z.tif: "),
     "page bomb": (changed(has_many_pages), "more than 65536 pages"),
-    "zip bomb": (bomb, "more than the limit of 1 GiB"),
+    "zip bomb": (bomb, "more than the limit of 1.0 GiB"),
     "nan": (array(holed()), "3 of 600 values are NaN or infinite; give a number"),
     "objects": (array(np.array([[{}]])), "z.npy: "),
     "complex": (array(np.ones((3, 3), "c8")), "neither integers nor"),
