@@ -35,6 +35,7 @@ from sslpipe.models.tuning import (
 from sslpipe.optim.parameter_groups import parameter_groups
 from sslpipe.portable import sha256_of
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.schema import refusals
 from sslpipe.run.contract import PretrainingParts
 
@@ -76,17 +77,24 @@ class Parts(PretrainingParts):
         return [self.model, self.loss]
 
 
-def build_model(recipe: Recipe, crop_px: int, init_from: SavedBackbone | None = None) -> Model:
-    """Build encoder and projector, the same on every rank; `init_from`'s weights or random ones."""
+def build_encoder(recipe: RunRecipe, crop_px: int, init_from: SavedBackbone | None) -> Backbone:
+    """Build the encoder of a run of any kind: `init_from`'s weights, or those of recipe.seed."""
     assert recipe.backbone is not None  # by `with_init`
     torch.manual_seed(recipe.seed)
-    with within_memory("[backbone] and [projector]"):
+    with within_memory("[backbone]"):
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
-        if init_from is not None:
-            copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
-        if recipe.run.activation_checkpointing:
-            checkpoint_activations(backbone, recipe.backbone.kind)
-        make = MomentumPair if recipe.momentum else SimCLR
+    if init_from is not None:
+        copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
+    if recipe.run.activation_checkpointing:
+        checkpoint_activations(backbone, recipe.backbone.kind)
+    return backbone
+
+
+def build_model(recipe: Recipe, crop_px: int, init_from: SavedBackbone | None = None) -> Model:
+    """Build encoder and projector, the same on every rank."""
+    backbone = build_encoder(recipe, crop_px, init_from)
+    make = MomentumPair if recipe.momentum else SimCLR
+    with within_memory("[backbone] and [projector]"):
         return make(backbone, recipe.projector)
 
 

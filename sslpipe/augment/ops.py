@@ -87,11 +87,9 @@ class CropFlip(Op):
         return np.stack([top, left, box_h, box_w], axis=1), u[:, 22] < spec.flip_prob
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Cut the chunk's views out of the batch's images."""
         return chunk.cut(views)
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Cut one view out of its image."""
         top, left, height, width = draw.boxes[0].tolist()
         # kornia's corners belong to the box
         right = left + width - 1
@@ -102,7 +100,6 @@ class CropFlip(Op):
         return by_kornia("geometry.transform.hflip", crop) if draw.flip else crop
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Return the box's part of the area and its aspect, and whether it is mirrored."""
         _, _, height, width = draw.boxes[0].tolist()
         words = [f"crop {height * width / math.prod(size):.0%} {width / height:.2f}:1"]
         return [*words, "mirrored"] if draw.flip else words
@@ -116,23 +113,19 @@ class Rotation(Op):
     lanes = range(23, 24)
 
     def draw(self, u: Array, sizes: Array, spec: ViewSpec) -> tuple[Array, ...]:
-        """Draw the angle, uniform in +- rotation_deg."""
         return ((spec.rotation_deg * (2 * u[:, 0] - 1)).astype(np.float32),)
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Rotate all views where one of the specs rotates."""
         if not any(spec.rotation_deg for spec in chunk.specs):
             return views
         return pixels.rotate(views, chunk.params["angle_deg"])
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Rotate one view by kornia."""
         if not spec.rotation_deg:
             return view
         return by_kornia("geometry.transform.rotate", view, draw.angle_deg.to(view.device))
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Return the angle."""
         return [f"rotated {draw.angle_deg.item():+.0f}°"] if spec.rotation_deg else []
 
 
@@ -146,7 +139,6 @@ class ColorJitter(Op):
     lanes = range(24, 30)  # jitter, four factors, order
 
     def draw(self, u: Array, sizes: Array, spec: ViewSpec) -> tuple[Array, ...]:
-        """Draw whether it is done, the strengths and the order."""
         strengths = np.array(spec.jitter_strengths)
         low = np.maximum(0, 1 - strengths)
         high = 1 + strengths
@@ -159,11 +151,9 @@ class ColorJitter(Op):
         )
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Change the colours as the chunk's plan says."""
         return views if chunk.jitter is None else chunk.jitter(views)
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Call kornia's adjustments in the view's order."""
         if not draw.jitter:
             return view
         if not spec.rgb:
@@ -182,7 +172,6 @@ class ColorJitter(Op):
         return view
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Return the factors in the order in which they were applied."""
         if not draw.jitter:
             return []
         names = ("bright", "contrast", "satur.", "hue")
@@ -203,12 +192,10 @@ class Grayscale(MaskedOp):
     lanes = range(30, 31)
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Make the views gray, in place."""
         pixels.grayscale_(views)
         return views
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Make one view gray by kornia."""
         return by_kornia("color.rgb_to_grayscale", view).expand(-1, 3, -1, -1)
 
 
@@ -220,11 +207,9 @@ class Blur(MaskedOp):
     lanes = range(31, 33)
 
     def draw_params(self, u: Array, spec: ViewSpec) -> tuple[Array, ...]:
-        """Draw sigma, uniform in blur_sigma."""
         return (_between(spec.blur_sigma, u[:, 0]).astype(np.float32),)
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Blur the views, each with its sigma."""
         return gaussian_blur(
             views,
             chunk.params["sigma"],
@@ -233,12 +218,10 @@ class Blur(MaskedOp):
         )
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Blur one view by kornia."""
         sigma = draw.sigma[:, None].expand(1, 2).to(view.device)
         return by_kornia("filters.gaussian_blur2d", view, spec.blur_kernel_px, sigma)
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Return sigma in pixels."""
         return [f"blur {draw.sigma.item():.1f} px"] if draw.blur else []
 
 
@@ -251,7 +234,6 @@ class Solarize(MaskedOp):
     lanes = range(33, 34)
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Solarize the views, each with its spec's threshold."""
         thresholds = [float(spec.solarize_threshold) for spec in chunk.specs]
         moved = any(
             getattr(spec, key, 0)
@@ -265,7 +247,6 @@ class Solarize(MaskedOp):
         return pixels.solarize(views, send([threshold], views.device)[0], in_range=rgb)
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Solarize one view by kornia."""
         return by_kornia("enhance.solarize", view, float(spec.solarize_threshold))
 
 

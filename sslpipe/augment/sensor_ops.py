@@ -40,11 +40,9 @@ class VerticalFlip(MaskedOp):
     lanes = named_lanes("vertical_flip", 1)
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Flip the views."""
         return views.flip(2)
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Flip one view by kornia."""
         return by_kornia("geometry.transform.vflip", view)
 
 
@@ -62,11 +60,9 @@ class QuarterTurn(MaskedOp):
     lanes = named_lanes("quarter_turn", 2)
 
     def draw_params(self, u: Array, spec: ViewSpec) -> tuple[Array, ...]:
-        """Draw how many quarters."""
         return (1 + (3 * u[:, 0]).astype(np.int64),)
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Turn the views counter-clockwise."""
         turned = torch.empty_like(views)
         for turns in (1, 2, 3):
             rows = masked_rows(chunk.draws.turns == turns)
@@ -76,11 +72,9 @@ class QuarterTurn(MaskedOp):
         return turned
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Turn one view by torch."""
         return view.rot90(int(draw.turns), (2, 3))
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Return the angle."""
         return [f"turned {90 * int(draw.turns)}°"] if draw.quarter_turn else []
 
 
@@ -102,7 +96,6 @@ class ChannelGain(Op):
     lanes = named_lanes("channel_gain", 2 * MOST_CHANNELS)
 
     def draw(self, u: Array, sizes: Array, spec: Any) -> tuple[Array, ...]:
-        """Draw factors and shifts."""
         low = max(0.0, 1 - spec.channel_gain)
         high = 1 + spec.channel_gain
         gains = low + (high - low) * u[:, :MOST_CHANNELS]
@@ -110,19 +103,16 @@ class ChannelGain(Op):
         return gains.astype(np.float32), shifts.astype(np.float32)
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Change the views, in place."""
         gains, shifts = (
             chunk.params[name][:, : views.shape[1], None, None] for name in self.params
         )
         return views.mul_(gains).add_(shifts)
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Change one view, channel by channel."""
         numbers = zip(view.unbind(1), draw.gains[0].tolist(), draw.shifts[0].tolist(), strict=False)
         return torch.stack([plane * gain + shift for plane, gain, shift in numbers], dim=1)
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Return the first channel's numbers."""
         return [f"gain {draw.gains[0, 0]:.2f}{draw.shifts[0, 0]:+.2f}, ..."]
 
 
@@ -140,11 +130,9 @@ class Gamma(Op):
     lanes = named_lanes("gamma", 1)
 
     def draw(self, u: Array, sizes: Array, spec: Any) -> tuple[Array, ...]:
-        """Draw the exponent."""
         return (((1 + spec.gamma) ** (2 * u[:, 0] - 1)).astype(np.float32),)
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Change the views that have a gamma, in place."""
         strengths = [getattr(spec, self.name) for spec in chunk.specs]
         if all(strengths):
             return views.clamp_min_(0.0).pow_(chunk.params["exponent"][:, None, None, None])
@@ -160,7 +148,6 @@ class Gamma(Op):
         return torch.pow(view.clamp_min(0.0), float(draw.exponent)) if spec.gamma else view
 
     def describe(self, draw: Draws, spec: Any, size: tuple[int, int]) -> list[str]:
-        """Return the exponent."""
         return [f"gamma {draw.exponent.item():.2f}"] if spec.gamma else []
 
 
@@ -196,12 +183,10 @@ class Noise(Op):
     lanes = named_lanes("noise", 2)
 
     def draw(self, u: Array, sizes: Array, spec: Any) -> tuple[Array, ...]:
-        """Draw the standard deviation and the place."""
         places = (_NOISE_PLACES * u[:, 1]).astype(np.int64)
         return (spec.noise_std * u[:, 0]).astype(np.float32), places
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Add noise to each view, in place."""
         std, places = (chunk.params[name] for name in self.params)
         numbers = views[0].numel()
         pieces = _noise_table(numbers, views.device).unfold(0, numbers, 1)  # a view of all places
@@ -209,13 +194,11 @@ class Noise(Op):
         return views.addcmul_(noise, std[:, None, None, None].to(views.dtype))
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Add the same numbers."""
         place = int(draw.noise_place)
         table = _noise_table(view.numel(), view.device)
         return view + table[place : place + view.numel()].view(view.shape) * float(draw.noise)
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Return the standard deviation."""
         return [f"noise {draw.noise.item():.3f}"] if draw.noise else []
 
 
@@ -232,18 +215,15 @@ class ChannelDrop(MaskedOp):
     lanes = named_lanes("channel_drop", 2)
 
     def draw_params(self, u: Array, spec: ViewSpec) -> tuple[Array, ...]:
-        """Draw which: a part of the channels' count."""
         return (np.minimum(u[:, 0].astype(np.float32), np.float32(1 - 2**-24)),)
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Set a channel of each view to 0."""
         count = views.shape[1]
         dropped = (chunk.params["dropped"] * count).long().clamp_max_(count - 1)
         kept = torch.arange(count, device=views.device) != dropped[:, None]  # (n, C)
         return torch.where(kept[:, :, None, None], views, 0.0)
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Set a channel of one view to 0."""
         view = view.clone()
         view[:, min(int(draw.dropped * view.shape[1]), view.shape[1] - 1)] = 0.0
         return view

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from sslpipe.augment.two_views import FusedViews
@@ -14,16 +13,15 @@ from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.metric_task import EmbeddingQueue, MetricTask
 from sslpipe.metric_learning.near_classes import ClassNeighbours
 from sslpipe.metric_learning.recipe import FinetuneRecipe
-from sslpipe.models.backbones import Backbone, build_backbone
-from sslpipe.models.checkpointing import checkpoint_activations
+from sslpipe.models.backbones import Backbone
 from sslpipe.models.limits import within_memory
-from sslpipe.models.transfer import copy_weights
 from sslpipe.models.tuning import (
     freeze_layers,
     learning_rate_scale,
     ramped_prefix,
 )
 from sslpipe.optim.parameter_groups import parameter_groups
+from sslpipe.parts import build_encoder
 from sslpipe.registry.schema import KindSettings, refusals
 from sslpipe.run.contract import TrainingParts
 
@@ -85,15 +83,8 @@ def build_task(
     Raises:
         RecipeError: As `check_task`, or a part refuses its settings.
     """
-    assert recipe.backbone is not None
     check_task(recipe, num_classes)
-    torch.manual_seed(recipe.seed)
-    with within_memory("[backbone]"):
-        backbone = build_backbone(recipe.backbone, crop_px=crop_px)
-    if init_from is not None:
-        copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
-    if recipe.run.activation_checkpointing:
-        checkpoint_activations(backbone, recipe.backbone.kind)
+    backbone = build_encoder(recipe, crop_px, init_from)
     dim = backbone.num_features
     terms = [("loss", recipe.loss)]
     terms += [(f"also.{n}.loss", term.loss) for n, term in enumerate(recipe.also)]
@@ -108,8 +99,7 @@ def build_task(
     with within_memory("[queue]"):
         queue = None if recipe.queue is None else EmbeddingQueue(recipe.queue.size, dim)
     weights = [1.0, *(term.weight for term in recipe.also)]
-    task = MetricTask(backbone=backbone, losses=losses, weights=weights, miner=miner, queue=queue)
-    return task
+    return MetricTask(backbone=backbone, losses=losses, weights=weights, miner=miner, queue=queue)
 
 
 def check_task(recipe: FinetuneRecipe, num_classes: int) -> None:

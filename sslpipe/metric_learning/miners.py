@@ -80,7 +80,6 @@ class RandomMiner(Miner):
     """Of the draws."""
 
     def setup(self) -> None:
-        """Begin with the first call."""
         super().setup()
         self.calls = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
@@ -318,7 +317,6 @@ class DistanceWeightedMiner(RandomMiner):
     """Negatives beyond it are masked."""
 
     def setup(self) -> None:
-        """Check the bounds."""
         super().setup()
         if not 0 < self.cutoff < self.limit <= 2:
             raise ValueError(
@@ -352,7 +350,6 @@ class AngularMiner(Miner):
     """In degrees."""
 
     def setup(self) -> None:
-        """Take the tangent."""
         super().setup()
         self.steepness = 4 * math.tan(math.radians(self.angle_deg)) ** 2
 
@@ -382,7 +379,6 @@ class CurriculumMiner(Miner):
     """Calls of the first."""
 
     def setup(self) -> None:
-        """Make both."""
         super().setup()
         self.easy = MINERS[self.first]()
         self.hard = MINERS[self.then]()

@@ -40,7 +40,6 @@ class MarginSoftmax(Head):
     weights_per_class = 1
 
     def setup(self) -> None:
-        """Make the weights."""
         super().setup()
         rows = self.num_classes * self.weights_per_class
         self.weight = nn.Parameter(torch.empty(rows, self.dim))
@@ -58,7 +57,6 @@ class MarginSoftmax(Head):
         """
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Average the cross entropy; collective."""
         return row_mean(focal_cross_entropy(self.logits(x, labels), labels, self.focal_gamma))
 
     def logits(self, x: Tensor, labels: Tensor) -> Tensor:
@@ -107,7 +105,6 @@ class Softmax(Head):
     """As in MarginSoftmax."""
 
     def setup(self) -> None:
-        """Make W and b."""
         super().setup()
         self.linear = nn.Linear(self.dim, self.num_classes, bias=self.bias)
 
@@ -142,7 +139,6 @@ class NormFace(MarginSoftmax):
     """Train it, from `scale` on."""
 
     def setup(self) -> None:
-        """Make what is learned, `learned_scale`."""
         super().setup()
         start = torch.tensor(float(self.scale))
         self.learned_scale = nn.Parameter(start, requires_grad=self.learn_scale)
@@ -199,7 +195,6 @@ class SubCenterArcFace(ArcFace):
     """Weights a class."""
 
     def setup(self) -> None:
-        """Make so many weights."""
         self.weights_per_class = self.sub_centers
         super().setup()
 
@@ -251,7 +246,6 @@ class MultipliedAngle(MarginSoftmax):
     """0.12 is what it was trained with."""
 
     def setup(self) -> None:
-        """Begin with step 0."""
         super().setup()
         self.steps = nn.Buffer(torch.zeros((), dtype=torch.int64))
 

@@ -33,7 +33,6 @@ class ProxyNCA(Head):
     """S; 1 is the paper's, 9 is ProxyNCA++'s (its vectors have length 3; a temperature of 1/9)."""
 
     def setup(self) -> None:
-        """Make the learned points."""
         super().setup()
         start = torch.randn(self.num_classes, self.dim) / 8  # as in the released code
         self.proxies = nn.Parameter(start)
@@ -66,7 +65,6 @@ class ProxyAnchor(Head):
     """The margin."""
 
     def setup(self) -> None:
-        """Make the learned points."""
         super().setup()
         self.proxies = nn.Parameter(torch.empty(self.num_classes, self.dim))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")  # as in the released code
@@ -105,7 +103,6 @@ class SoftTriple(Head):
     """K."""
 
     def setup(self) -> None:
-        """Make the learned points."""
         super().setup()
         self.weight = nn.Parameter(torch.empty(self.num_classes, self.centers, self.dim))
         nn.init.uniform_(self.weight, -1 / math.sqrt(self.dim), 1 / math.sqrt(self.dim))
@@ -149,7 +146,6 @@ class CenterLoss(Head):
     paper's lambda. "sum" is the paper's, whose cross entropy is a sum too."""
 
     def setup(self) -> None:
-        """Make the learned points."""
         super().setup()
         self.centers = nn.Buffer(torch.zeros(self.num_classes, self.dim))
 

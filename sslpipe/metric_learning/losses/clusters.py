@@ -166,7 +166,6 @@ class HierarchicalTripletLoss(MetricLoss):
     normalize: bool = True
 
     def setup(self) -> None:
-        """Begin without any class's mean."""
         super().setup()
         self.means = nn.Buffer(torch.zeros(self.num_classes, self.dim))
         self.seen = nn.Buffer(torch.zeros(self.num_classes, dtype=torch.bool))

@@ -68,9 +68,8 @@ class MetricLoss(LabelledPart):
     there are; sum; none, (n,) sums of this rank's anchors."""
 
     def setup(self) -> None:
-        """Nothing is counted yet."""
         super().setup()
-        self._counted: Tensor | None = None
+        self._counted: Tensor | None = None  # of the last call
 
     @abstractmethod
     def row_terms(self, batch: LabelledRows, pairs: Pairs) -> Sequence[PerAnchor]:

@@ -93,7 +93,6 @@ class DeepID2Loss(MetricLoss):
     """Of the verification term."""
 
     def setup(self) -> None:
-        """Make the classifier."""
         super().setup()
         self.classifier = nn.Linear(self.dim, self.num_classes)
 
@@ -123,7 +122,6 @@ class HDCLoss(MetricLoss):
     """Of `ContrastiveLoss`."""
 
     def setup(self) -> None:
-        """Check the shares."""
         super().setup()
         shares = list(self.shares)
         if shares != sorted(shares, reverse=True) or shares[0] != 1 or shares[-1] <= 0:
@@ -179,7 +177,6 @@ class MarginLoss(MetricLoss):
     normalize: bool = True
 
     def setup(self) -> None:
-        """Make what is learned, `learned_beta`."""
         super().setup()
         if self.learn == "class" and self.num_classes is None:
             raise ValueError("learn = 'class' needs num_classes")

@@ -39,7 +39,6 @@ class DelegatedLoss(Part):
     """Its own."""
 
     def setup(self) -> None:
-        """Make the loss."""
         super().setup()
         arguments = dict(self.arguments or {})
         if self.name not in DELEGATED:

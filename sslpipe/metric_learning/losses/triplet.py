@@ -117,7 +117,6 @@ class RankingAndTagsLoss(MetricLoss):
     """The image whose tags are classified, the negative (as published) or the anchor."""
 
     def setup(self) -> None:
-        """Make a classifier for each tag."""
         super().setup()
         classes = torch.arange(self.num_classes)[:, None]
         table = classes if self.tags is None else torch.tensor(self.tags)
@@ -171,7 +170,6 @@ class LMNNLoss(MetricLoss):
     reduction: Reduction = "sum"
 
     def setup(self) -> None:
-        """Begin with the identity as L."""
         super().setup()
         self.map = nn.Linear(self.dim, self.dim, bias=False)
         nn.init.eye_(self.map.weight)
