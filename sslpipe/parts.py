@@ -61,19 +61,15 @@ class Parts(PretrainingParts):
 
     @property
     def others(self) -> list[nn.Module]:
-        """What else a step computes with: the objective."""
         return [self.loss]
 
     def first_frozen(self) -> list[Backbone]:
-        """Return the networks that tune.projector_first_steps keeps out of training."""
         return backbones(self.model)
 
     def saved(self) -> dict[str, Any]:
-        """Return what a checkpoint holds beside the optimizer."""
         return {"model": self.model, "loss": self.loss}
 
     def guarded(self) -> list[nn.Module]:
-        """Return the modules whose buffers a non-finite step must not change."""
         return [self.model, self.loss]
 
 

@@ -126,11 +126,6 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
         )
 
     def build(self) -> Parts:
-        """Build the parts, the same on every rank.
-
-        Raises:
-            RecipeError: The recipe names what cannot be built.
-        """
         augment = build_augment(self.recipe, self.index)
         model = build_model(self.recipe, augment.crop_px, self.start.weights)
         loss = build_loss(self.recipe, self.teacher)
@@ -138,17 +133,14 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
         return Parts(augment, model, loss, negatives)
 
     def remarks(self, parts: Parts) -> list[str]:
-        """List what a user should know before the first step. Raises: RecipeError: refused."""
         for refuse in REFUSALS:
             refuse(self, parts)
         return [text for remark in REMARKS for text in remark(self, parts)]
 
     def groups(self, parts: Parts) -> list[dict[str, Any]]:
-        """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
         return freeze_and_group(parts.model, self.recipe)
 
     def micro_batches(self, world_size: int) -> list[Tensor]:
-        """Return the rows of a rank's batch that each of data.micro_batches takes."""
         data = self.recipe.data
         images = data.batch_size // world_size
         return micro_batch_rows(images, data.num_streams // world_size, data.micro_batches)
@@ -160,17 +152,14 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
         return None if partners is None else partners.of_samples
 
     def follow(self, parts: Parts, step: int) -> None:
-        """Move a momentum encoder behind the trained weights."""
         momentum = self.recipe.momentum
         if isinstance(parts.model, MomentumPair) and momentum is not None:
             parts.model.follow(momentum_at(step, momentum, self.recipe.total_steps))
 
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
-        """Return the integers that decide dropout and the like."""
         return (self.recipe.seed, step, rank, micro_batch)
 
     def alarms(self, parts: Parts) -> Alarms:
-        """Return what reads the numbers of each log line."""
         recipe = self.recipe
         highest_rank = min(recipe.projector.out_dim, 2 * recipe.data.batch_size)
         return Alarms(
@@ -181,7 +170,6 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
         )
 
     def describe(self) -> str:
-        """Return how many images are trained on, and from which weights."""
         steps = self.order.steps_per_epoch
         size = f"{self.order.samples} images, {steps} step{'s' * (steps != 1)} an epoch"
         if self.start.weights is None:

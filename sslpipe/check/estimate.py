@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from sslpipe.augment.ops import draws
 from sslpipe.check.outcome import (
@@ -171,20 +170,32 @@ def step_seconds(
     augment = augment.to(device)
     image_px = min(canvas_px, augment.crop_px * 8 // 7)
 
+    kind = AUTOCAST.get(precision)
+    low = precision in AUTOCAST
+
+    def one_step(batch: Batch, half_size: bool) -> None:
+        numbers = draws(
+            seed=0, epoch=batch.epoch, ids=batch.ids, sizes=batch.sizes, specs=augment.specs
+        )
+        batch = batch.to(device)
+        dtype = next(model.parameters()).dtype
+        for last in (False, True) if cached else (True,):  # gradient caching: first without
+            views = augment(batch, numbers).to(dtype)
+            if half_size:
+                views = halved(views)
+            with torch.set_grad_enabled(last), torch.autocast(device.type, kind, enabled=low):
+                value = model(views).float().square().mean()
+        if value.requires_grad:  # not where only the loss has weights that are trained
+            value.backward()
+        float(value.detach())  # waits for the device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # backward too
+
     def measure(half_size: bool) -> float:
         images = min(4, batch_size)
         while True:
-            step = partial(
-                _one_step,
-                model,
-                augment,
-                batch=noise_batch(image_px, images, image_type),
-                precision=precision,
-                device=device,
-                cached=cached,
-                half_size=half_size,
-            )
-            measured_s = _seconds(device, step)
+            batch = noise_batch(image_px, images, image_type)
+            measured_s = _seconds(device, partial(one_step, batch, half_size))
             if measured_s >= _LONG_ENOUGH_S or images == batch_size:
                 return measured_s * batch_size / images
             growth = max(2, 2 * _LONG_ENOUGH_S / max(measured_s, 1e-9))
@@ -248,33 +259,3 @@ def noise_batch(image_px: int, images: int = 8, image_type: ImageType = RGB8) ->
         source_ids=torch.arange(images),
         epoch=0,
     )
-
-
-def _one_step(
-    model: nn.Module,
-    augment: Any,
-    *,
-    batch: Batch,
-    precision: str,
-    device: torch.device,
-    cached: bool,
-    half_size: bool,
-) -> None:
-    numbers = draws(
-        seed=0, epoch=batch.epoch, ids=batch.ids, sizes=batch.sizes, specs=augment.specs
-    )
-    batch = batch.to(device)
-    dtype = next(model.parameters()).dtype
-    kind = AUTOCAST.get(precision)
-    low = precision in AUTOCAST
-    for last in (False, True) if cached else (True,):  # gradient caching: first without gradient
-        views = augment(batch, numbers).to(dtype)
-        if half_size:
-            views = halved(views)
-        with torch.set_grad_enabled(last), torch.autocast(device.type, kind, enabled=low):
-            value = model(views).float().square().mean()
-    if value.requires_grad:  # not where only the loss has weights that are trained
-        value.backward()
-    float(value.detach())  # waits for the device
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # backward too

@@ -42,16 +42,13 @@ class FinetuningParts(TrainingParts):
 
     @property
     def encoder(self) -> Backbone:
-        """What takes views alone."""
         return self.model.backbone
 
     @property
     def others(self) -> list[nn.Module]:
-        """What else a step computes with: the table of near classes."""
         return [] if self.neighbours is None else [self.neighbours]
 
     def first_frozen(self) -> list[nn.Module]:
-        """Return the networks that tune.projector_first_steps keeps out of training."""
         return [self.model.backbone.network]
 
     def saved(self) -> dict[str, Any]:

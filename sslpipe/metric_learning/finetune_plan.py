@@ -106,7 +106,6 @@ class Finetuning(RecipePlan[FinetuningParts]):
         )
 
     def build(self) -> FinetuningParts:
-        """Build the parts, the same on every rank; see `sslpipe.plan.Pretraining.build`."""
         augment = build_augment(self.recipe, self.index)
         augment.keep_first(self.recipe.views)
         classes = len(self.order.classes)
@@ -114,21 +113,17 @@ class Finetuning(RecipePlan[FinetuningParts]):
         return FinetuningParts(augment, task, class_neighbours(self.recipe, task, classes))
 
     def remarks(self, parts: FinetuningParts) -> list[str]:
-        """List what a user should know before the first step. Raises: RecipeError: refused."""
         for refuse in REFUSALS:
             refuse(self, parts)
         return [text for remark in REMARKS for text in remark(self, parts)]
 
     def groups(self, parts: FinetuningParts) -> list[dict[str, Any]]:
-        """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
         return freeze_and_group(parts.model, self.recipe)
 
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
-        """Return the integers that decide dropout and the like."""
         return (self.recipe.seed, step, rank)
 
     def alarms(self, parts: FinetuningParts) -> Alarms:
-        """Return what reads the numbers of each log line."""
         return Alarms(
             self.recipe.total_steps,
             most_rank=self.recipe.sampler.classes_per_batch / 2,
@@ -145,7 +140,6 @@ class Finetuning(RecipePlan[FinetuningParts]):
         }
 
     def describe(self) -> str:
-        """Return how many images of how many classes are trained on, and from which weights."""
         order = self.order
         steps = order.steps_per_epoch
         return (

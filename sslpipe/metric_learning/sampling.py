@@ -11,6 +11,7 @@ table, but it sorts learned means, which are equal over numbers of processes onl
 import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -248,37 +249,22 @@ class PKOrder:
                     yield batch
 
 
+@dataclass
 class ClassBuffer:
-    """Hold samples until a batch of their classes is complete; the order of arrival decides all.
+    """Hold samples until a batch of their classes is complete; the order of arrival decides all."""
 
-    Args:
-        classes: Labels in a batch, P.
-        images: Samples of each, K.
-        others: Further samples of other labels, the ones that wait longest.
-        capacity: Samples that may wait. Beyond it the oldest is dropped; beyond a label's share,
-            capacity / classes, that label's newest.
-        nearest: Label -> labels, itself first; a batch's labels then come in groups of `group`,
-            which wait for each other until the buffer is full, or a sample comes again that is
-            still waiting.
-        group: Labels in a group.
-    """
+    classes: int  # labels in a batch, P
+    images: int  # samples of each, K
+    others: int  # further samples of other labels, the ones that wait longest
+    capacity: int  # samples that may wait; beyond it the oldest is dropped
+    # label -> labels, itself first; a batch's labels then come in groups, which wait for each other
+    # until the buffer is full, or a sample comes again that is still waiting
+    nearest: dict[int, list[int]] | None = None
+    group: int = 1  # labels in a group
 
-    def __init__(
-        self,
-        classes: int,
-        images: int,
-        others: int,
-        capacity: int,
-        nearest: dict[int, list[int]] | None = None,
-        group: int = 1,
-    ) -> None:
-        self._classes = classes
-        self._images = images
-        self._others = others
-        self._nearest = nearest
-        self._group = group
-        self._capacity = capacity
-        self._share = capacity // classes
+    def __post_init__(self) -> None:
+        """Begin with nothing waiting."""
+        self._share = self.capacity // self.classes  # of a label; beyond it its newest is dropped
         self._waiting: OrderedDict[int, tuple[int, int]] = OrderedDict()  # id -> label, chunk
         self._of_label: defaultdict[int, deque[int]] = defaultdict(deque)  # ids, oldest first
         self._ready: OrderedDict[int, None] = OrderedDict()  # labels with enough, first come first
@@ -294,11 +280,11 @@ class ClassBuffer:
                 return None
             members.append(sample)
             self._waiting[sample] = label, chunk
-            if len(members) == self._images:
+            if len(members) == self.images:
                 self._ready[label] = None
-        full = len(self._waiting) > self._capacity
+        full = len(self._waiting) > self.capacity
         # groups are looked for where a label more is ready, or may wait no longer
-        if self._nearest is None or full or again or len(members) == self._images:
+        if self.nearest is None or full or again or len(members) == self.images:
             chosen = self._choose(wait=not (full or again))
             if chosen:
                 return self._take(chosen)
@@ -309,15 +295,15 @@ class ClassBuffer:
 
     def _choose(self, *, wait: bool) -> list[int]:
         """Choose the labels of a batch; [] where they, or the other samples, are not there yet."""
-        if len(self._ready) < self._classes:
+        if len(self._ready) < self.classes:
             return []
-        if self._nearest is None:
-            chosen = list(self._ready)[: self._classes]
+        if self.nearest is None:
+            chosen = list(self._ready)[: self.classes]
         else:
-            chosen = self._in_groups(self._nearest, wait=wait)
+            chosen = self._in_groups(self.nearest, wait=wait)
         of_chosen = sum(len(self._of_label[label]) for label in chosen)
-        enough_others = len(self._waiting) - of_chosen >= self._others
-        return chosen if len(chosen) == self._classes and enough_others else []
+        enough_others = len(self._waiting) - of_chosen >= self.others
+        return chosen if len(chosen) == self.classes and enough_others else []
 
     def _in_groups(self, nearest: dict[int, list[int]], *, wait: bool) -> list[int]:
         """Choose labels that are ready, each with its nearest; too few where it has to wait."""
@@ -329,17 +315,17 @@ class ClassBuffer:
             if not wait:  # those of the row that are ready; behind them, any
                 ranked = dict.fromkeys([*nearest[anchor], *self._ready])
                 near = (c for c in ranked if c in self._ready and c not in chosen)
-            group = list(islice(near, self._group))
+            group = list(islice(near, self.group))
             if all(label in self._ready for label in group):
                 chosen += group
-            if len(chosen) == self._classes:
+            if len(chosen) == self.classes:
                 break
         return chosen
 
     def _take(self, chosen: list[int]) -> list[tuple[int, int]]:
-        samples = [self._of_label[label][k] for label in chosen for k in range(self._images)]
+        samples = [self._of_label[label][k] for label in chosen for k in range(self.images)]
         others = (s for s, (label, _) in self._waiting.items() if label not in chosen)
-        samples += [s for s, _ in zip(others, range(self._others), strict=False)]
+        samples += [s for s, _ in zip(others, range(self.others), strict=False)]
         return [(sample, self._remove(sample)) for sample in samples]
 
     def _remove(self, sample: int) -> int:
@@ -348,6 +334,6 @@ class ClassBuffer:
         members = self._of_label[label]
         oldest = members.popleft()
         assert oldest == sample
-        if len(members) < self._images:
+        if len(members) < self.images:
             self._ready.pop(label, None)
         return chunk

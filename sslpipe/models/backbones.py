@@ -233,7 +233,6 @@ class SmallResNetSettings(BackboneSettings):
     """Of the stem, whose kernel is twice as wide; with 4 a step costs a quarter as much."""
 
     def network(self, crop_px: int) -> Backbone:
-        """Make the network."""
         return small_resnet(self.widths, self.blocks, self.stem_stride)
 
 
@@ -283,7 +282,6 @@ class TorchvisionSettings(BackboneSettings):
     example: ClassVar[str] = "torchvision/resnet18"
 
     def network(self, crop_px: int) -> Backbone:
-        """Make the network."""
         import torchvision  # it imports torch's compiler: 2 s that other backbones do not need
 
         # the architecture and its arguments, refused before anything is built
@@ -322,7 +320,6 @@ class TimmSettings(BackboneSettings):
     example: ClassVar[str] = "timm/vit_small_patch16_224"
 
     def network(self, crop_px: int) -> Backbone:
-        """Make the network."""
         import timm  # takes seconds, and most runs have no use for it
 
         architecture = self.architecture
@@ -398,7 +395,6 @@ class TransformersSettings(BackboneSettings):
     """Its config.json."""
 
     def network(self, crop_px: int) -> Backbone:
-        """Make the network."""
         network, width = transformers_network(self.config, crop_px)
         return Backbone(network, width)
 
@@ -417,7 +413,6 @@ class OpenClipSettings(BackboneSettings):
     example: ClassVar[str] = "open_clip/ViT-B-32"
 
     def network(self, crop_px: int) -> Backbone:
-        """Make the network."""
         embed_dim = self.embed_dim
         vision = self.vision
         quick_gelu = self.quick_gelu

@@ -35,7 +35,6 @@ class RecipePlan(Plan[PartsT]):
         """Score a backbone on the held-out samples; see `sslpipe.evaluation.monitor`."""
 
     def warn_of_memory(self, parts: PartsT, process: Rank) -> None:
-        """Warn where this machine has less memory free than a step needs; see `planning.memory`."""
         warn_of_memory(self, parts, process)
 
     def view(self, parts: PartsT) -> EvalView:
@@ -66,7 +65,6 @@ class RecipePlan(Plan[PartsT]):
     def draw_views(
         self, ids: NDArray[np.int64], *, epoch: int = 0, num_epochs: int = 1
     ) -> Image.Image:
-        """Draw samples (n,) beside their views of some epochs. Raises: DataError: one is bad."""
         data = self.recipe.data
         return preview_grid(
             self.index,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -85,39 +86,26 @@ class Alarm(NamedTuple):
     text: str  # what it means, and what to change
 
 
+@dataclass
 class Alarms:
     """Collapse of embeddings or of their rank, and a loss that rises, from log lines' numbers.
 
     An alarm is raised at once by the reading that passes its threshold; by the third, if none
     before it was well: some networks begin collapsed, and learn. It ends further back, so that a
     number at the edge is reported once. NaN (a skipped step) counts as no reading.
-
-    Args:
-        steps: Of the whole run.
-        least_rank: That the alarm of the rank has, if a tenth of the first reading's is lower.
-        most_rank: That it has, if that is higher: embeddings of a few classes may have few
-            directions.
-        grows: A number that a queue raises, and the loss with it, until it is full; "": none.
-        harder: Whether batches become harder on purpose: then a loss that rises is no sign.
-        remedy: Settings to change.
     """
 
-    def __init__(
-        self,
-        steps: int,
-        *,
-        least_rank: float = 1.0,
-        most_rank: float = math.inf,
-        grows: str = "",
-        harder: bool = False,
-        remedy: str = "Lower optim.peak_lr, or lengthen optim.warmup_steps",
-    ) -> None:
-        self._steps = steps
-        self._least_rank = least_rank
-        self._most_rank = most_rank
-        self._grows = grows
-        self._harder = harder
-        self._remedy = remedy
+    steps: int  # of the whole run
+    # of the alarm of the rank: the threshold, if a tenth of the first reading's is lower; and if it
+    # is higher, as embeddings of a few classes may have few directions
+    least_rank: float = 1.0
+    most_rank: float = math.inf
+    grows: str = ""  # a number that a queue raises, and the loss with it, until it is full
+    harder: bool = False  # batches become harder on purpose: then a loss that rises is no sign
+    remedy: str = "Lower optim.peak_lr, or lengthen optim.warmup_steps"
+
+    def __post_init__(self) -> None:
+        """Begin without a reading."""
         self._raised: dict[str, bool] = {}
         self._well: dict[str, bool] = {}  # a reading passed no threshold yet
         self._in_a_row: dict[str, int] = {}
@@ -139,7 +127,7 @@ class Alarms:
         changes = [
             self._read_cosine(_number(numbers, "negative_similarity")),
             self._read_rank(_number(numbers, "effective_rank")),
-            self._read_loss(step, _number(numbers, "loss"), _number(numbers, self._grows)),
+            self._read_loss(step, _number(numbers, "loss"), _number(numbers, self.grows)),
         ]
         return [change for change in changes if change is not None]
 
@@ -164,7 +152,7 @@ class Alarms:
             return None
         if self._first_rank is None:
             self._first_rank = value
-        least = min(max(LEAST_RANK * self._first_rank, self._least_rank), self._most_rank)
+        least = min(max(LEAST_RANK * self._first_rank, self.least_rank), self.most_rank)
         raised = self._raised.get("rank_collapse", False)
         crossed = value > OVER * least if raised else value < least
         meaning = "embeddings vary in a few directions only"
@@ -175,7 +163,7 @@ class Alarms:
         )
 
     def _read_loss(self, step: int, value: float | None, grown: float | None) -> Alarm | None:
-        if value is None or self._harder:
+        if value is None or self.harder:
             return None
         grows = grown is not None and grown > self._most_grown
         if self._first_loss is None or grows:
@@ -184,7 +172,7 @@ class Alarms:
         if value <= self._first_loss or self._higher_since is None:
             self._higher_since = step
         raised = self._raised.get("loss_rises", False)
-        long = max(LEAST_HIGHER, MOST_HIGHER * self._steps)
+        long = max(LEAST_HIGHER, MOST_HIGHER * self.steps)
         crossed = value <= self._first_loss if raised else step - self._higher_since >= long
         text = f"the loss is {value:.4g}, no longer above its first value {self._first_loss:.4g}"
         if not raised:
@@ -210,7 +198,7 @@ class Alarms:
             return None
         self._raised[name] = not raised
         self._in_a_row[name] = 0
-        remedy = "" if raised else f". {self._remedy}"
+        remedy = "" if raised else f". {self.remedy}"
         return Alarm(
             name=name,
             raised=not raised,

@@ -137,7 +137,6 @@ class RunLog(Reporter):
         self._stepped = time.monotonic()
 
     def step_done(self, done: int) -> None:
-        """Move the progress bar to `done` steps."""
         now = time.monotonic()
         # a few steps at least, however long one takes
         self._progress.speed_estimate_period = max(TIMED_S, 5 * (now - self._stepped))
@@ -148,7 +147,6 @@ class RunLog(Reporter):
             self._progress.reset(self._task, completed=done)
 
     def train(self, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers of the steps since the last call, under the number of steps done."""
         self._write(step, "train", values)
         self._logged_step = step
         self._loss = f"loss {values['loss']:.4f}"
@@ -161,7 +159,6 @@ class RunLog(Reporter):
             self._say_line(step, "")
 
     def evals(self, step: int, values: Mapping[str, float]) -> None:
-        """Write what an evaluation measured; nothing where it measured nothing."""
         if values:
             self._write(step, "eval", values)
             self._read_score(values)
@@ -214,11 +211,9 @@ class RunLog(Reporter):
         self._trackers.log_image(name, image, step)
 
     def event(self, step: int, kind: str, values: Mapping[str, Any] = NOTHING) -> None:
-        """Write that something happened: resumed, skipped a step, collapsed, stopped."""
         self._line({"step": step, "kind": kind, **values})
 
     def alarms(self, step: int, changes: Sequence[Alarm]) -> None:
-        """Warn, and write one line of kind "alarm": lists of names `raised` and `over`, values."""
         if changes:
             values = {
                 "raised": [change.name for change in changes if change.raised],
@@ -231,7 +226,6 @@ class RunLog(Reporter):
             self.warn(f"step {step}: {change.text}")
 
     def quarantined(self, records: list[Quarantined]) -> None:
-        """List bad samples in quarantine.jsonl."""
         if not records:
             return
         append_lines(self._quarantine, [record._asdict() for record in records])
@@ -242,15 +236,12 @@ class RunLog(Reporter):
             )
 
     def say(self, text: str, style: str | None = None) -> None:
-        """Print a line on stderr."""
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Print a warning on stderr."""
         self.say(f"warning: {text}", "yellow")
 
     def close(self) -> None:
-        """End the bar, the file and the trackers."""
         self._progress.stop()
         self._file.close()
         self._trackers.close()
