@@ -18,6 +18,7 @@ them listed.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -166,29 +167,18 @@ def _count_before(codes: Integers, values: Values, bounds: Values, *, with_equal
     return before
 
 
+@dataclass(eq=False)
 class Pairing:
-    """What [pairs] says of a split's samples: partners of second views, and masked negatives.
+    """What [pairs] says of a split's samples: partners of second views, and masked negatives."""
 
-    Args:
-        split: Its `labels_of` are what the loss sees.
-        order: Which sample comes in which step.
-        partners: Draws the samples of second views; None: both show one.
-        masks: Columns whose values count together: samples that share all of any are no negatives
-            of each other.
-    """
+    split: Split  # its `labels_of` are what the loss sees
+    order: Order
+    partners: Partners | None  # draws the samples of second views; None: both show one
+    # columns whose values count together: samples that share all of any are no negatives
+    masks: Sequence[Sequence[Column]]
 
-    def __init__(
-        self,
-        split: Split,
-        order: Order,
-        *,
-        partners: Partners | None,
-        masks: Sequence[Sequence[Column]],
-    ) -> None:
-        self.split = split
-        self.order = order
-        self.partners = partners
-        self.masks = masks
+    def __post_init__(self) -> None:
+        """Keep the partners of some steps."""
         self.partners_of_step = lru_cache(maxsize=_STEPS_KEPT)(self._partners_of_step)
 
     def _partners_of_step(self, step: int, streams: range) -> Integers | None:

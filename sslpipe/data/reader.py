@@ -10,6 +10,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,15 +42,12 @@ class Raw(NamedTuple):
     image: bytes | memoryview | BadSample
 
 
+@dataclass(eq=False)
 class Reader:
-    """Reads samples of a split by shard and row; safe to use from several threads.
+    """Reads samples of a split by shard and row; safe to use from several threads."""
 
-    No single read has more than `window_bytes`.
-    """
-
-    def __init__(self, split: Split, *, window_bytes: int = 64 * 2**20) -> None:
-        self.split = split
-        self.window_bytes = window_bytes
+    split: Split
+    window_bytes: int = 64 * 2**20  # the largest single read
 
     def rows(self, shard: int, rows: NDArray[np.int64]) -> list[Raw]:
         """Read the samples at some rows of a shard, (n,) in any order; bad ones are BadSamples.
@@ -218,36 +216,23 @@ class Quarantined(NamedTuple):
 OnBad = Callable[[Quarantined], None]
 
 
+@dataclass(eq=False)
 class ImageStore:
-    """Images of a reader's split by sample id.
+    """Images of a reader's split by sample id."""
 
-    Args:
-        reader: Of the split.
-        canvas_px: Images with a longer side are reduced to it.
-        keep: Keep every decoded image in memory.
-        on_bad: Called once for each bad sample, from any thread.
-        recent_bytes: Of the images decoded last, which stay even without `keep`, as partners may.
-    """
+    reader: Reader
+    canvas_px: int  # images with a longer side are reduced to it
+    keep: bool  # every decoded image, in memory
+    on_bad: OnBad  # called once for each bad sample, from any thread
+    recent_bytes: int = 0  # of the images decoded last, which stay even without `keep`
 
-    def __init__(
-        self,
-        reader: Reader,
-        *,
-        canvas_px: int,
-        keep: bool,
-        on_bad: OnBad,
-        recent_bytes: int = 0,
-    ) -> None:
-        self.reader = reader
-        self.canvas_px = canvas_px
-        self.keep = keep
+    def __post_init__(self) -> None:
+        """Begin without an image."""
         self._kept: dict[int, Image] = {}
-        self._on_bad = on_bad
         self._bad = set[int]()
         self._lock = threading.Lock()
-        # oldest first
-        self._recent = OrderedDict[int, Image]()
-        self._recent_room = recent_bytes
+        self._recent = OrderedDict[int, Image]()  # oldest first
+        self._recent_room = self.recent_bytes
 
     def holds(self, sample_id: int) -> bool:
         """Return whether a sample's decoded image is kept."""
@@ -294,4 +279,4 @@ class ImageStore:
                 return
             self._bad.add(sample_id)
         shard = int(self.reader.split.locate([sample_id])[0][0])
-        self._on_bad(Quarantined(sample_id, self.reader.split.shards[shard].file, key, reason))
+        self.on_bad(Quarantined(sample_id, self.reader.split.shards[shard].file, key, reason))

@@ -22,6 +22,7 @@ import shutil
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,35 +51,20 @@ MAX_FAILED_SAVES = 3  # in a row; then the run stops
 _TEMPORARY = ".tmp-"  # how folders begin that are not whole yet, or no more
 
 
+@dataclass(eq=False)
 class Checkpointer:
-    """Saves and restores a run's parts; called by all ranks, written by rank 0.
+    """Saves and restores a run's parts; called by all ranks, written by rank 0."""
 
-    Args:
-        run_dir: Of the run.
-        keep: How many checkpoints stay, beside those that they name as the best.
-        identity: What must agree for a resume, as `run_identity` returns it.
-        process: This process.
-        warn: Shows a message to the user.
+    run_dir: Path
+    keep: int  # how many checkpoints stay, beside those that they name as the best
+    identity: dict[str, Any]  # what must agree for a resume, as `run_identity` returns it
+    process: Rank
+    warn: Callable[[str], None]  # shows a message to the user
+    best: BestEntry | None = None  # what the restored state.json says of the best checkpoint
 
-    Attributes:
-        best: What the restored state.json says of the best checkpoint.
-    """
-
-    def __init__(
-        self,
-        run_dir: Path,
-        *,
-        keep: int,
-        identity: dict[str, Any],
-        process: Rank,
-        warn: Callable[[str], None],
-    ) -> None:
-        self.folder = run_dir / "checkpoints"
-        self.keep = keep
-        self.identity = identity
-        self.process = process
-        self.warn = warn
-        self.best: BestEntry | None = None
+    def __post_init__(self) -> None:
+        """Begin without a failure."""
+        self.folder = self.run_dir / "checkpoints"
         self._failed_saves = 0
 
     def save(
@@ -108,8 +94,8 @@ class Checkpointer:
                 problem = describe_error(error)
                 if failed is not None:
                     problem = explain_file_error(failed, self.folder)  # the disk to look at
-            if not self.folder.parent.is_dir():  # no later save can work
-                problem = f"{self.folder.parent} is gone: it was removed, or moved away"
+            if not self.run_dir.is_dir():  # no later save can work
+                problem = f"{self.run_dir} is gone: it was removed, or moved away"
                 needed = True
         problem, needed = broadcast_object((problem, needed))
         if problem is None:
@@ -164,8 +150,7 @@ class Checkpointer:
                 if stored.digest == self.identity["digest"]:
                     return name
                 differ = differences(stored.model_dump(), self.identity)
-                run_dir = self.folder.parent
-                raise CheckpointError(f"{run_dir} holds a run with other settings: {differ}")
+                raise CheckpointError(f"{self.run_dir} holds a run with other settings: {differ}")
             self.warn(f"checkpoint {name} is damaged ({damage}); renamed bad-{name}")
             os.replace(self.folder / name, self.folder / f"bad-{name}-{uuid.uuid4().hex[:6]}")
         if names:
@@ -178,8 +163,8 @@ class Checkpointer:
     def _write(self, step: int, states: dict[str, Any], metadata: dict[str, Any]) -> None:
         # a temporary folder: what a kill leaves is never taken for a checkpoint
         name = f"step-{step:08d}"
-        if not self.folder.parent.is_dir():  # a run that vanished is an error
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.folder.parent)
+        if not self.run_dir.is_dir():  # a run that vanished is an error
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.run_dir)
         self.folder.mkdir(exist_ok=True)
         _remove_leftovers(self.folder)
         temporary = self.folder / f"{_TEMPORARY}{name}-{uuid.uuid4().hex[:8]}"

@@ -1,5 +1,6 @@
 """Bad samples that a run has met: each is listed once, and they may not be too many."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from sslpipe.data.reader import Quarantined
@@ -9,20 +10,20 @@ from sslpipe.run.log import quarantined_ids
 from sslpipe.run.reporter import Reporter
 
 
+@dataclass(eq=False)
 class Quarantine:
-    """Collects the bad samples that the loader reports; rank 0's log lists them once. Collective.
+    """Collects the bad samples that the loader reports; rank 0 lists them once. Collective."""
 
-    `samples` are served in an epoch; earlier starts of the run may have listed some bad ones.
-    """
+    reporter: Reporter
+    run_dir: Path  # whose earlier starts may have listed some
+    samples: int  # served in an epoch
+    max_fraction: float  # of them that may be bad
 
-    def __init__(
-        self, reporter: Reporter, run_dir: Path, samples: int, max_fraction: float
-    ) -> None:
-        self._reporter = reporter
-        self._samples = samples
-        self._limit = max_fraction
+    def __post_init__(self) -> None:
+        """Read what is listed already."""
         self._new: list[Quarantined] = []
-        self._ids = broadcast_object(quarantined_ids(run_dir) if reporter.writes else set())
+        listed = quarantined_ids(self.run_dir) if self.reporter.writes else set()
+        self._ids = broadcast_object(listed)
 
     def add(self, record: Quarantined) -> None:
         """Note a bad sample; safe to call from the loader's threads."""
@@ -37,10 +38,10 @@ class Quarantine:
         new = self._new
         self._new = []
         self._list([record for records in gather_objects(new) for record in records])
-        if len(self._ids) > self._limit * self._samples:
+        if len(self._ids) > self.max_fraction * self.samples:
             raise DataError(
-                f"{len(self._ids)} of {self._samples} samples are bad, more than "
-                f"run.max_bad_fraction = {self._limit}; see quarantine.jsonl, or raise it"
+                f"{len(self._ids)} of {self.samples} samples are bad, more than "
+                f"run.max_bad_fraction = {self.max_fraction}; see quarantine.jsonl, or raise it"
             )
         return len(self._ids)
 
@@ -54,4 +55,4 @@ class Quarantine:
             if record.id not in self._ids:
                 new.setdefault(record.id, record)  # as it was seen first
         self._ids |= new.keys()
-        self._reporter.quarantined([*new.values()])
+        self.reporter.quarantined([*new.values()])
