@@ -54,14 +54,18 @@ class Monitor(Generic[PartsT]):
         self.reporter.alarms(done, self._start_alarm.read(scores.numbers))
 
     def _evaluate(self, done: int) -> Scores:
-        self.held.watchdog(done, "evaluating")
-        scores = self.plan.score(self.parts, self.held.process, self.device)
+        scores = self.measure(done)
         self.reporter.evals(done, scores.numbers)
         recipe = self.plan.recipe
         shown = shows_neighbours(done, recipe.run.monitor_steps or 1, recipe.total_steps)
         if shown and scores.draw is not None:
             self.reporter.picture(done, "neighbours", scores.draw)
         return scores
+
+    def measure(self, done: int) -> Scores:
+        """Score the backbone after `done` steps."""
+        self.held.watchdog(done, "evaluating")
+        return self.plan.score(self.parts, self.held.process, self.device)
 
 
 def shows_neighbours(done: int, monitor_steps: int, total_steps: int) -> bool:
