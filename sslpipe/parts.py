@@ -183,11 +183,11 @@ def batch_is_too_small(recipe: Recipe, loss_fn: Objective) -> None:
 
 def does_not_take_what_is_given(recipe: Recipe, loss_fn: Objective) -> None:
     """Refuse an objective whose `forward` lacks what a step gives beside the embeddings."""
-    given = ["ids", "labels"]
+    keywords = ["ids", "labels"]
     if recipe.pairs and recipe.pairs.masks:
-        given.append("groups")
+        keywords.append("groups")
     try:
-        inspect.signature(loss_fn.forward).bind(None, None, **dict.fromkeys(given))
+        inspect.signature(loss_fn.forward).bind(None, None, **dict.fromkeys(keywords))
     except TypeError as error:
         raise RecipeError(
             f"loss.kind = {recipe.loss.kind!r} cannot be called in this run: {error}; write its "

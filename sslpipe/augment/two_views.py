@@ -425,8 +425,8 @@ class TwoViews(nn.Module):
         self._preset = preset
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
-        return f"TwoViews({self._preset!r}, {given})"
+        settings = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
+        return f"TwoViews({self._preset!r}, {settings})"
 
     @torch_defaults()
     def forward(

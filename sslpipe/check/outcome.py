@@ -49,8 +49,8 @@ class Check(NamedTuple):
 def settings_table(recipe: RunRecipe) -> RenderableType:
     """Make the table of a recipe's settings; those at their defaults are one line below it."""
     tree = recipe.model_dump(exclude_none=True)
-    given = recipe.model_dump(exclude_none=True, exclude_defaults=True)
-    changed = {key for key, _ in leaves(given)}
+    not_default = recipe.model_dump(exclude_none=True, exclude_defaults=True)
+    changed = {key for key, _ in leaves(not_default)}
     written = {key: _written(value) for key, value in leaves(tree)}
     defaults = (f"{k} {text or '(none)'}" for k, text in written.items() if k not in changed)
     return Group(
@@ -122,10 +122,10 @@ def straddle_warning(
             continue
         groups = index.split(split_name).column(name).groups
         for other in sorted(set(entry.splits) - {split_name}):
-            theirs = index.split(other).column(name).groups
-            shared = int(theirs.shared_with(groups).sum())
+            other_groups = index.split(other).column(name).groups
+            shared = int(other_groups.shared_with(groups).sum())
             if shared:
-                rows.append(f"{shared:,} of {len(theirs):,} values of {name} in {other}")
+                rows.append(f"{shared:,} of {len(other_groups):,} values of {name} in {other}")
     if not rows:
         return None
     return for_caller(

@@ -20,11 +20,11 @@ NOT_A_LETTER = "\U0010ffff"
 @cache
 def fonts(size_px: int) -> list[Font]:
     """Return Pillow's own font, and those of FONTS that are installed."""
-    found: list[Font] = [ImageFont.load_default(size_px)]
+    known: list[Font] = [ImageFont.load_default(size_px)]
     for name in FONTS:
         with suppress(OSError):
-            found.append(ImageFont.truetype(name, size_px))
-    return found
+            known.append(ImageFont.truetype(name, size_px))
+    return known
 
 
 def lettering(text: str, size_px: int) -> tuple[str, Font]:

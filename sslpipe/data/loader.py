@@ -61,8 +61,8 @@ class StreamReader:
         share = order.batch_size // order.num_streams
         begin = within * share
         taken = Taken(ids=[], raws=[], plan=plan, begin=begin, partners=partners, partner_raws=[])
-        for window, own in plan.pieces(begin, begin + share):
-            for sample_id in plan.window_ids(window)[own].tolist():
+        for window, rows in plan.pieces(begin, begin + share):
+            for sample_id in plan.window_ids(window)[rows].tolist():
                 partner = sample_id if partners is None else partners[len(taken.ids)]
                 kept = holds(sample_id) and holds(partner)
                 raws = {} if kept else self._read(plan, epoch, window)
@@ -75,11 +75,11 @@ class StreamReader:
         """Read the samples of a window that are not kept decoded, unless it was the last one."""
         if self._window != (epoch, window):
             ids = plan.window_ids(window)
-            wanted = ids[[not self._store.holds(i) for i in ids.tolist()]]
+            read_ids = ids[[not self._store.holds(i) for i in ids.tolist()]]
             shard = int(plan.windows[window, 0])
-            raws = self._store.reader.rows(shard, wanted - self._order.starts[shard])
+            raws = self._store.reader.rows(shard, read_ids - self._order.starts[shard])
             self._window = (epoch, window)
-            self._raw = dict(zip(wanted.tolist(), raws, strict=True))
+            self._raw = dict(zip(read_ids.tolist(), raws, strict=True))
         return self._raw
 
 

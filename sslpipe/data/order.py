@@ -155,7 +155,7 @@ class StreamPlan:
 
     def ids(self, begin: int, end: int) -> Integers:
         """Give the ids of the stream's samples begin to end - 1."""
-        return np.concatenate([self.window_ids(k)[own] for k, own in self.pieces(begin, end)])
+        return np.concatenate([self.window_ids(k)[rows] for k, rows in self.pieces(begin, end)])
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, slice]]:
         """Cut the samples begin to end - 1 where windows change: its number, their places in it."""

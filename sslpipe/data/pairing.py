@@ -96,16 +96,16 @@ def survey(pairing: Pairing, steps: Sequence[int]) -> Survey:
     outside = outside_bytes = 0.0
     for step in steps:
         epoch, ids = pairing.order.ids(step, streams)
-        drawn = pairing.partners.of_samples(epoch, ids)
-        has = drawn != ids
+        partner_ids = pairing.partners.of_samples(epoch, ids)
+        has = partner_ids != ids
         shards = pairing.split.locate(ids[has])[0]
-        theirs = pairing.split.locate(drawn[has])[0]
-        apart = np.minimum(1, np.abs(ids[has] - drawn[has]) / pairing.order.window)
-        apart[shards != theirs] = 1
+        partner_shards = pairing.split.locate(partner_ids[has])[0]
+        apart = np.minimum(1, np.abs(ids[has] - partner_ids[has]) / pairing.order.window)
+        apart[shards != partner_shards] = 1
         samples += len(ids)
         partners += int(has.sum())
         outside += float(apart.sum())
-        outside_bytes += float((apart * bytes_each[theirs]).sum())
+        outside_bytes += float((apart * bytes_each[partner_shards]).sum())
     return Survey(samples, partners, outside, outside_bytes)
 
 

@@ -121,9 +121,9 @@ class Partners:
             samples = ids[rows]
             words = hash_integers((self.order.seed, epoch, samples, _PARTNER, attempt))
             places = (words % self._size[samples].astype(np.uint64)).astype(np.int64)
-            drawn = self._members[self._begin[samples] + places].astype(np.int64)
-            fit = (drawn != samples) & self._differ(self._values_that_differ(samples), drawn)
-            partners[rows[fit]] = drawn[fit]
+            others = self._members[self._begin[samples] + places].astype(np.int64)
+            fit = (others != samples) & self._differ(self._values_that_differ(samples), others)
+            partners[rows[fit]] = others[fit]
             rows = rows[~fit]
 
         # few fit, or none: list them

@@ -26,7 +26,7 @@ def check_finetuning(plan: Finetuning) -> Check:
     views = f"{recipe.views} view{'s' * (recipe.views > 1)} each"
     length = "length 1" if recipe.embedding.normalize else "not normalised"
     trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
-    given = f"{order.samples:,} images of {len(order.classes):,} classes"
+    trained_on = f"{order.samples:,} images of {len(order.classes):,} classes"
     held = plan.held_out.ids
     classes = len(np.unique(plan.split.labels_of(held)))
     whole_classes = f"images of {classes:,} classes held out"
@@ -43,7 +43,7 @@ def check_finetuning(plan: Finetuning) -> Check:
             ("parameters", f"backbone {count_parameters(encoder):,}"),
             ("parameters of losses", f"{count_parameters(task.losses):,}"),
             ("parameters trained", f"{trained:,}"),
-            ("data", f"{plan.index.manifest.name}: {given}"),
+            ("data", f"{plan.index.manifest.name}: {trained_on}"),
             ("validation", f"{len(held):,} {what} from training"),
             ("steps per epoch", f"{order.steps_per_epoch:,}"),
             ("an epoch uses", f"{order.used:,} of {order.samples:,} images"),

@@ -150,8 +150,8 @@ def trained_labels(order: PKOrder, split: Split) -> list[int]:
     if not isinstance(split, RelabelledSplit):
         classes: list[int] = order.classes.tolist()
         return classes
-    given = np.unique(split.original.labels[np.isin(order.labels, order.classes)])
-    labels: list[int] = given[given >= 0].tolist()
+    original = np.unique(split.original.labels[np.isin(order.labels, order.classes)])
+    labels: list[int] = original[original >= 0].tolist()
     return labels
 
 

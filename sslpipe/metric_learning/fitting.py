@@ -40,9 +40,9 @@ def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) 
 
     The largest batch first, as a loss compares within it; of equals that which skips fewest images.
     """
-    given = recipe.sampler
-    images = {given.images_per_class, given.images_per_class // 2, 4, 3, 2}
-    each = sorted((k for k in images if 1 < k <= given.images_per_class), reverse=True)
+    original = recipe.sampler
+    images = {original.images_per_class, original.images_per_class // 2, 4, 3, 2}
+    each = sorted((k for k in images if 1 < k <= original.images_per_class), reverse=True)
     choosing = choosing_nothing(recipe.run)
     first = ""
     largest_first = merge(
@@ -50,7 +50,7 @@ def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) 
         key=lambda fitting: (-fitting[0].batch_size, -fitting[1]),
     )
     for sampler, _ in largest_first:
-        settings = _overrides(given, sampler)
+        settings = _overrides(original, sampler)
         first = first or settings
         if not choosing or _can_choose(recipe.model_copy(update={"sampler": sampler}), index):
             return settings
@@ -66,19 +66,19 @@ def _fitting_samplers(
 
     Of fewer images a class there may be more classes: the batch stays as large as it was given.
     """
-    given = recipe.sampler
-    group = given.neighbours + 1  # classes come in groups of so many
-    classes = given.classes_per_batch * given.images_per_class // images
+    original = recipe.sampler
+    group = original.neighbours + 1  # classes come in groups of so many
+    classes = original.classes_per_batch * original.images_per_class // images
     classes -= classes % group
     while classes >= max(2, group):
         fewer_classes = classes - group if classes <= FEW_CLASSES else classes // 2
-        for streams in (given.num_streams, 1):
+        for streams in (original.num_streams, 1):
             changed = {
                 "classes_per_batch": classes,
                 "images_per_class": images,
                 "num_streams": streams,
             }
-            sampler = given.model_copy(update=changed)
+            sampler = original.model_copy(update=changed)
             try:
                 order = _batches(recipe.model_copy(update={"sampler": sampler}), index, split)
             except BatchesDoNotFit as error:
@@ -103,10 +103,10 @@ def choosing_nothing(config: RunConfig) -> str:
     return " ".join(filter(None, (keep, patience)))
 
 
-def _overrides(given: Sampler, other: Sampler) -> str:
+def _overrides(original: Sampler, changed: Sampler) -> str:
     """Write what differs, as overrides."""
-    values = other.model_dump()
-    return " ".join(f"sampler.{k}={v}" for k, v in values.items() if getattr(given, k) != v)
+    values = changed.model_dump()
+    return " ".join(f"sampler.{k}={v}" for k, v in values.items() if getattr(original, k) != v)
 
 
 def _batches(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> PKOrder:

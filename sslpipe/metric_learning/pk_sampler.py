@@ -67,8 +67,8 @@ class PKSampler(Sampler[list[int]]):
         self.epoch = 0
 
     def __repr__(self) -> str:
-        given = f"classes_per_batch={self.classes_per_batch}"
-        return f"PKSampler({given}, images_per_class={self.images_per_class}, seed={self.seed})"
+        classes = f"classes_per_batch={self.classes_per_batch}"
+        return f"PKSampler({classes}, images_per_class={self.images_per_class}, seed={self.seed})"
 
     def __len__(self) -> int:
         """Return the number of batches of a pass: the largest T for which they can be filled."""
@@ -83,8 +83,8 @@ class PKSampler(Sampler[list[int]]):
         size = self.images_per_class
         groups = []  # of each class, (n, K)
         for members in self._members:
-            drawn = rng.permutation(members)
-            groups.append(drawn[: len(drawn) // size * size].reshape(-1, size))
+            shuffled = rng.permutation(members)
+            groups.append(shuffled[: len(shuffled) // size * size].reshape(-1, size))
         left = np.array([len(each) for each in groups])
         for _ in range(len(self)):
             order = np.lexsort((rng.random(len(left)), -left))

@@ -22,26 +22,26 @@ def copy_weights(source: Backbone, target: Backbone, kind: str, what: str = "--i
     Raises:
         WeightsError: The network is another one, or weights are not finite; nothing is copied.
     """
-    given = source.network.state_dict()
-    wanted = target.network.state_dict()
-    pooling = {key: given.pop(key) for key in list(given) if is_pooling(key)}
-    shapes = {key: tensor.shape for key, tensor in wanted.items() if not is_pooling(key)}
-    if {key: tensor.shape for key, tensor in given.items()} != shapes:
-        given = for_network(kind, target.network, given)
-    for key in {**shapes, **given}:
-        if key not in given or key not in shapes or given[key].shape != shapes[key]:
+    tensors = source.network.state_dict()
+    expected = target.network.state_dict()
+    pooling = {key: tensors.pop(key) for key in list(tensors) if is_pooling(key)}
+    shapes = {key: tensor.shape for key, tensor in expected.items() if not is_pooling(key)}
+    if {key: tensor.shape for key, tensor in tensors.items()} != shapes:
+        tensors = for_network(kind, target.network, tensors)
+    for key in {**shapes, **tensors}:
+        if key not in tensors or key not in shapes or tensors[key].shape != shapes[key]:
             raise WeightsError(f"{what} does not fit {kind}: its {key} is another one; name others")
-        if not torch.isfinite(given[key]).all():
+        if not torch.isfinite(tensors[key]).all():
             raise WeightsError(f"{what}: {key} has values that are not finite; it is damaged")
-    known = {key: value for key, value in pooling.items() if key in wanted}
-    target.network.load_state_dict({**given, **known}, strict=False)
-    theirs = source.embedding
-    ours = target.embedding
-    if theirs is not None and ours is not None and source.taps == target.taps:
-        layers = [theirs.state_dict(), ours.state_dict()]
-        own_shapes = [{key: each.shape for key, each in layer.items()} for layer in layers]
-        if own_shapes[0] == own_shapes[1]:
-            ours.load_state_dict(layers[0])
+    known = {key: value for key, value in pooling.items() if key in expected}
+    target.network.load_state_dict({**tensors, **known}, strict=False)
+    source_layer = source.embedding
+    target_layer = target.embedding
+    if source_layer is not None and target_layer is not None and source.taps == target.taps:
+        layers = [source_layer.state_dict(), target_layer.state_dict()]
+        layer_shapes = [{key: each.shape for key, each in layer.items()} for layer in layers]
+        if layer_shapes[0] == layer_shapes[1]:
+            target_layer.load_state_dict(layers[0])
 
 
 def for_network(kind: str, network: nn.Module, tensors: Tensors) -> Tensors:

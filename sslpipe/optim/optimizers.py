@@ -130,8 +130,8 @@ def _with_own_kernels(optimizer: SGD | AdamW) -> Optimizer:
     def keep(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         """Which kernels compute a step is this process's choice, not the checkpoint's."""
         groups = [
-            {**saved, "fused": own["fused"], "foreach": own["foreach"]}
-            for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False)
+            {**saved, "fused": current["fused"], "foreach": current["foreach"]}
+            for saved, current in zip(state["param_groups"], optimizer.param_groups, strict=False)
         ]
         return {**state, "param_groups": groups}
 

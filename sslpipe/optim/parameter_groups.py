@@ -81,12 +81,12 @@ def rate_warning(optim: Optim, batch_size: int) -> str | None:
     known = optim.usual_rate(batch_size)
     if known is None:
         return None
-    usual, whose = known
+    usual, source = known
     times = optim.peak_lr / usual
     if times <= ABSURD:
         return None
     return (
         f"optim.peak_lr = {optim.peak_lr:g} is {times:,.0f} times {usual:.2g}, which is usual of "
-        f"{optim.kind} at a batch of {batch_size} ({whose}): is a digit too "
+        f"{optim.kind} at a batch of {batch_size} ({source}): is a digit too "
         "many? Such steps end in NaN, or teach nothing"
     )

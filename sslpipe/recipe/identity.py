@@ -59,10 +59,10 @@ def _deciding(recipe: RunRecipe) -> dict[str, Any]:
     return recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
 
 
-def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     """Return in what the identities of a run, stored and today's, differ, and what mends it."""
     changes = []
-    for key, old, new in differing_keys(stored, ours):
+    for key, old, new in differing_keys(stored, current):
         if key == "plugins":  # one of the two has none
             changes += differing_keys(old or {}, new or {}, prefix="plugins.")
         elif key != "digest":  # which differs with any other

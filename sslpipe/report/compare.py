@@ -115,11 +115,11 @@ def _under_names(tables: Mapping[str, Sequence[Tree]]) -> list[Tree]:
     rows: list[Tree] = []
     for name, table in tables.items():
         for row in table:
-            whose = row["features"]
-            if is_equal(whose):
+            features = row["features"]
+            if is_equal(features):
                 if name == first:
                     rows.append({**row})
                 continue
-            shown = name if whose == "ssl" else f"{NAMES.get(whose, whose)} of {name}"
-            rows.append({**row, "features": shown, "baseline": whose in BASELINES})
+            shown = name if features == "ssl" else f"{NAMES.get(features, features)} of {name}"
+            rows.append({**row, "features": shown, "baseline": features in BASELINES})
     return rows

@@ -128,16 +128,16 @@ def first_number(evaluation: Tree | None) -> First | None:
     """Find the number that the page begins with; None: nothing was measured."""
     rows = evaluation["rows"] if evaluation else []
     lines = [line for line in table_lines(rows) if not line.whitened]
-    ours = next((line for line in lines if line.features not in BASELINES), None)
-    measure = next((each for each in (KNN, RECALL) if ours and each in ours.cells), None)
-    if ours is None or measure is None:
+    trained = next((line for line in lines if line.features not in BASELINES), None)
+    measure = next((each for each in (KNN, RECALL) if trained and each in trained.cells), None)
+    if trained is None or measure is None:
         return None
     beside = [
         (line.title, COLOURS[line.features], percent(line.cells[measure]["value"]))
         for line in lines
         if line.features in BASELINES and measure in line.cells
     ]
-    return First(measure, ours.cells[measure], beside)
+    return First(measure, trained.cells[measure], beside)
 
 
 def summary(run: RunFiles) -> Markup:

@@ -153,17 +153,17 @@ class Best:
         return f"no evaluation since step {step} was {better} by {self.entry.measure}"
 
 
-def clearly_more(ours: BySample, theirs: BySample) -> bool:
+def clearly_more(current: BySample, earlier: BySample) -> bool:
     """Return whether the samples' mean rose by more than the best of ten evaluations does by luck.
 
     The interval of the paired difference is of 95 % for ten of them together, by Bonferroni.
     """
     from scipy.special import stdtrit  # here: the import takes 0.15 s
 
-    both = sorted(ours.keys() & theirs.keys())
+    both = sorted(current.keys() & earlier.keys())
     if len(both) < 2:
         return False
-    differences = np.array([ours[sample] - theirs[sample] for sample in both])
+    differences = np.array([current[sample] - earlier[sample] for sample in both])
     error = differences.std(ddof=1) / math.sqrt(len(both))
     quantile = 1 - 0.025 / EVALUATIONS
     return float(differences.mean()) > float(stdtrit(len(both) - 1, quantile)) * float(error)

@@ -248,13 +248,15 @@ def _grouped(
         raise DataError(
             f"--name-pattern: no file's channel is one of --channels={','.join(wanted)!r}"
         )
-    for name, own in groups.items():
+    for name, numbers in groups.items():
         for channel in wanted:
-            if channel not in own:
+            if channel not in numbers:
                 raise DataError(
-                    f"{name} has no file of channel {channel!r}; it has: {', '.join(own)}"
+                    f"{name} has no file of channel {channel!r}; it has: {', '.join(numbers)}"
                 )
-    return [(name, tuple(own[channel] for channel in wanted)) for name, own in groups.items()]
+    return [
+        (name, tuple(numbers[channel] for channel in wanted)) for name, numbers in groups.items()
+    ]
 
 
 def _open(paths: Sequence[Path], sensors: Sensors) -> list[Planes]:

@@ -165,12 +165,12 @@ def _why_not_whole(backbone: Backbone, kind: str, match: Match) -> str:
     """Return why less than the whole network fits: with the remedy where there is one."""
     if match.wrong == ["conv1.weight"] and backbone.stem is not None:
         first = match.stored["conv1.weight"].shape
-        ours = match.expected["conv1.weight"].shape
-        if len(first) == 4 and first[2:] != ours[2:]:
+        expected = match.expected["conv1.weight"].shape
+        if len(first) == 4 and first[2:] != expected[2:]:
             stem = "imagenet" if first[-1] == 7 else "small"
             return (
                 f": its first convolution is {first[-1]}x{first[-2]}, and the stem "
-                f"{backbone.stem!r} of this backbone has {ours[-1]}x{ours[-2]}; set "
+                f"{backbone.stem!r} of this backbone has {expected[-1]}x{expected[-2]}; set "
                 f"backbone.stem = {stem!r}"
             )
     if _TF_STEM in match.stored and kind.startswith("timm/efficientnet"):
@@ -185,8 +185,8 @@ def _why_not_whole(backbone: Backbone, kind: str, match: Match) -> str:
         )
     parts = [f"it has no {_first(match.lacking)}"] if match.lacking else []
     for key in match.wrong[:1]:
-        theirs = tuple(match.stored[key].shape)
-        parts.append(f"its {key} is {theirs}, not {tuple(match.expected[key].shape)}")
+        shape = tuple(match.stored[key].shape)
+        parts.append(f"its {key} is {shape}, not {tuple(match.expected[key].shape)}")
     if match.foreign:
         parts.append(f"the backbone has no {_first(match.foreign)}")
     misfits = "; ".join(parts)

@@ -276,12 +276,12 @@ def _check_arch(opened: _Opened, wanted: SparseSettings, sketch: Backbone) -> No
         return
     try:
         named = backbone_settings(f"timm/{arch}", wanted.arguments)
-        theirs = _sketch(named, own_size(named), opened)
+        named_network = _sketch(named, own_size(named), opened)
     except UserError:
         return
-    if str(theirs.network) == str(sketch.network):
+    if str(named_network.network) == str(sketch.network):
         return
-    if find_encoder(opened.checkpoint, theirs, named.kind, source.text) is not None:
+    if find_encoder(opened.checkpoint, named_network, named.kind, source.text) is not None:
         raise WeightsError(
             f"{source.text}: the file names its network, arch = {shown(arch)}, which has the same "
             f"tensors as {architecture} and computes otherwise; write timm/{arch}@{source.path}"
@@ -353,13 +353,13 @@ def _check_tag(opened: _Opened, architecture: str, tag: str) -> None:
     config = opened.config
     tags = [model.partition(".")[2] for model in timm.list_pretrained(f"{architecture}.*")]
     stated = config.get("pretrained_cfg", config)
-    theirs = stated.get("tag") if "architecture" in config and isinstance(stated, dict) else None
-    if theirs and theirs != tag and source.text.startswith(f"{source.kind}@"):
+    named = stated.get("tag") if "architecture" in config and isinstance(stated, dict) else None
+    if named and named != tag and source.text.startswith(f"{source.kind}@"):
         raise WeightsError(
-            f"{source.text}: {source.path}/config.json says that its weights are {theirs!r}, not "
+            f"{source.text}: {source.path}/config.json says that its weights are {named!r}, not "
             f"{tag!r}; leave the tag out"
         )
-    if tag not in tags and tag != theirs and timm.is_model(architecture):
+    if tag not in tags and tag != named and timm.is_model(architecture):
         raise WeightsError(
             f"{source.text}: timm has no weights {architecture}.{tag}{did_you_mean(tag, tags)}; "
             f"tags of {architecture}: {', '.join(tags) or 'none'}"
@@ -447,7 +447,7 @@ def _sketch(component: SparseSettings, crop_px: int, opened: _Opened) -> Backbon
     Raises:
         TooLarge: It has far more numbers than the file; nothing was allocated.
     """
-    given = sum(tensor.numel() for tensor in opened.checkpoint.tensors.values())
+    stored = sum(tensor.numel() for tensor in opened.checkpoint.tensors.values())
     try:
         backbone = sketch("backbone", partial(build_backbone, component, crop_px=crop_px))
     except UserError as error:  # some constructors read what they compute
@@ -456,9 +456,9 @@ def _sketch(component: SparseSettings, crop_px: int, opened: _Opened) -> Backbon
         with within_memory("backbone"):
             return build_backbone(component, crop_px=crop_px)
     asked = sum(tensor.numel() for tensor in backbone.network.state_dict().values())
-    if asked > MOST_ASKED * given + 2**26:
+    if asked > MOST_ASKED * stored + 2**26:
         raise TooLarge(
-            f"{component.kind} is configured with {asked:,} numbers, and the file has {given:,}; "
+            f"{component.kind} is configured with {asked:,} numbers, and the file has {stored:,}; "
             "its configuration is of other weights"
         )
     return backbone
