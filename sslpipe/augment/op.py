@@ -207,5 +207,4 @@ def by_kornia(function: str, *args: Any) -> Tensor:
     """Call a function of kornia by its name; it is imported late, and has no types."""
     import kornia
 
-    result: Tensor = attrgetter(function)(kornia)(*args)
-    return result
+    return attrgetter(function)(kornia)(*args)

@@ -144,8 +144,7 @@ def _run(words: list[str]) -> Any:
             from sslpipe.registry.plugins import take_from
 
             words = take_from(words)
-        status: int | None = app(words, prog_name="sslpipe", standalone_mode=False)
-        return status
+        return app(words, prog_name="sslpipe", standalone_mode=False)
     except typer.TyperException as error:
         return _explain_words(error, words)
     except SystemExit as ended:

@@ -34,8 +34,7 @@ class Groups(NamedTuple):
 
     def sizes(self) -> Integers:
         """Count the samples of every group, (G,)."""
-        counts: Integers = np.bincount(self.group[self.group >= 0])
-        return counts
+        return np.bincount(self.group[self.group >= 0])
 
 
 def joined(parts: list[Pairs]) -> Pairs:

@@ -102,10 +102,8 @@ def digest(cells: "pa.ChunkedArray") -> str:
 def numbers(cells: "pa.ChunkedArray") -> NDArray[Any]:
     """Return integers, floats or times (microseconds since 1970) by row, (n,); see MISSING."""
     if kind_of(cells) == "float":
-        floats: NDArray[np.float64] = cells.fill_null(math.nan).to_numpy()
-        return floats
-    integers: NDArray[np.int64] = cells.cast("int64").fill_null(MISSING_INTEGER).to_numpy()
-    return integers
+        return cells.fill_null(math.nan).to_numpy()
+    return cells.cast("int64").fill_null(MISSING_INTEGER).to_numpy()
 
 
 def open_table(url: str, file: MetadataFile) -> "pa.Buffer":
@@ -187,13 +185,11 @@ class Column:
 
     def values_of(self, ids: ArrayLike) -> NDArray[Any]:
         """Look up values as numbers. (n,) ids -> (n,)."""
-        values: NDArray[Any] = self.values[np.asarray(ids, np.int64)]
-        return values
+        return self.values[np.asarray(ids, np.int64)]
 
     def missing(self, ids: ArrayLike) -> NDArray[np.bool_]:
         """Return which samples have no value. (n,) -> (n,)."""
-        is_missing: NDArray[np.bool_] = self._is_missing[np.asarray(ids, np.int64)]
-        return is_missing
+        return self._is_missing[np.asarray(ids, np.int64)]
 
     def show(self, ids: ArrayLike) -> list[str | None]:
         """Write values for people: strings as they are, times in ISO 8601; None where missing."""
@@ -259,10 +255,7 @@ class Groups:
         """Return whose value occurs in another split, too, (G,)."""
         from pyarrow import compute
 
-        shared: NDArray[np.bool_] = np.asarray(
-            compute.is_in(self.values, value_set=other.values), bool
-        )
-        return shared
+        return np.asarray(compute.is_in(self.values, value_set=other.values), bool)
 
     def whole_split(self) -> NDArray[np.int64]:
         """Number all samples by group, (samples,); a missing value has a number of its own."""

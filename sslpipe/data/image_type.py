@@ -138,8 +138,7 @@ class ImageType(BaseModel):
         rows = pixels.reshape(len(pixels), -1).astype(low.dtype)
         rows -= low
         rows *= scale
-        units: NDArray[Any] = rows.astype(np.float32, copy=False).reshape(pixels.shape)
-        return units
+        return rows.astype(np.float32, copy=False).reshape(pixels.shape)
 
     def picture(self, units: NDArray[Any]) -> NDArray[np.uint8]:
         """Return what people see of an image in units of views: (C, h, w) -> (h, w, 3) uint8.
@@ -150,8 +149,7 @@ class ImageType(BaseModel):
 
     def strip(self, units: NDArray[Any]) -> NDArray[np.uint8]:
         """Return each channel as a grey picture: (C, h, w) -> (C, h, w) uint8."""
-        pixels: NDArray[np.uint8] = np.clip(np.rint(units), 0, 255).astype(np.uint8)
-        return pixels
+        return np.clip(np.rint(units), 0, 255).astype(np.uint8)
 
     @property
     def caption(self) -> str:

@@ -156,8 +156,7 @@ def load_array(file: str | IO[bytes]) -> NDArray[Any]:
     numpy evaluates the header as Python, where a second thread may fail (python/cpython 106905).
     """
     with _ONE_HEADER:
-        array: NDArray[Any] = np.load(file, allow_pickle=False)
-        return array
+        return np.load(file, allow_pickle=False)
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -216,7 +215,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         options = _options(url)
         if url.startswith(CACHED):  # each part of the chain has its own
             options = {scheme(url): options}
-        return fsspec.core.url_to_fs(url, **options)  # type: ignore[no-any-return]
+        return fsspec.core.url_to_fs(url, **options)
     except ImportError as error:  # fsspec names the store's package: "Install s3fs to access S3"
         raise DataError(f"cannot read {url}: {error}; {install('remote')}") from error
 

@@ -72,8 +72,7 @@ def with_a_partner(labels: Integers) -> int:
 def has_a_partner(labels: Integers) -> Booleans:
     """Return of which samples another has the same label, so that a neighbour can be right."""
     _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    has_two: Booleans = (counts[places] > 1) & (labels >= 0)
-    return has_two
+    return (counts[places] > 1) & (labels >= 0)
 
 
 def suggest_holdout(labels: Integers) -> tuple[HoldoutSettings, bool]:

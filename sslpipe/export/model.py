@@ -72,8 +72,7 @@ class FrozenBackbone(SavedBackbone):
                 f"{type(images).__name__}{has and ' '}{has}; backbone.encode(images) takes files, "
                 "PIL images and uint8 pixels"
             )
-        features: Tensor = self.backbone(images)  # (B, F)
-        return features
+        return self.backbone(images)  # (B, F)
 
     @property
     def num_encoded(self) -> int:
@@ -280,8 +279,7 @@ class _Flattened(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute features, whitened: (B, C, S, S) normalised floats -> (B, D)."""
-        rows: Tensor = self.whitening(self.backbone(images))
-        return rows
+        return self.whitening(self.backbone(images))
 
 
 def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:

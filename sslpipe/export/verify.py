@@ -128,8 +128,7 @@ class _FeaturesOf(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Compute features (B, F)."""
         output = self.model(images)
-        features: Tensor = output.logits if "logits" in output else output.pooler_output
-        return features
+        return output.logits if "logits" in output else output.pooler_output
 
 
 class OnnxSession(nn.Module):

@@ -148,11 +148,9 @@ def bank_ids(order: PKOrder) -> Integers:
 def trained_labels(order: PKOrder, split: Split) -> list[int]:
     """List the data set's own labels that are trained on; split: of `labelled_split`."""
     if not isinstance(split, RelabelledSplit):
-        classes: list[int] = order.classes.tolist()
-        return classes
+        return order.classes.tolist()
     original = np.unique(split.original.labels[np.isin(order.labels, order.classes)])
-    labels: list[int] = original[original >= 0].tolist()
-    return labels
+    return original[original >= 0].tolist()
 
 
 def class_numbers(labels: Tensor, classes: Tensor) -> Tensor:

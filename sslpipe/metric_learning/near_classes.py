@@ -72,5 +72,4 @@ class ClassNeighbours(nn.Module):
         """Return (C, size) for the current epoch or the next; None: not known yet."""
         if epoch < 2:
             return None
-        table: NDArray[np.int64] = self.tables[epoch % 2].cpu().numpy().copy()
-        return table
+        return self.tables[epoch % 2].cpu().numpy().copy()

@@ -204,8 +204,7 @@ class PKOrder:
     def ids(self, step: int) -> Integers:
         """Return (B,) sample ids of one step, over all processes."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        ids: Integers = self.epoch(epoch).ids[within]
-        return ids
+        return self.epoch(epoch).ids[within]
 
     def _plan(self, epoch: int) -> EpochBatches:
         taken = list(

@@ -73,8 +73,7 @@ class Backbone(nn.Module):
     def raw(self, images: Tensor) -> Tensor:
         """Compute features before they are normalised: what losses and heads take."""
         if isinstance(self.embedding, DepthEmbedding):
-            branches: Tensor = self.embedding(features_at(self.network, self.taps, images))
-            return branches
+            return self.embedding(features_at(self.network, self.taps, images))
         features: Tensor = self.network(images)
         return features if self.embedding is None else self.embedding(features)
 
@@ -216,8 +215,7 @@ def build_backbone(settings: KindSettings, *, crop_px: int) -> Backbone:
         RecipeError: an architecture or argument that does not exist, or too large a network.
     """
     with refusals("backbone", settings.kind), small_enough("[backbone]"):
-        backbone: Backbone = settings.build(crop_px=crop_px)
-        return backbone
+        return settings.build(crop_px=crop_px)
 
 
 class SmallResNetSettings(BackboneSettings):

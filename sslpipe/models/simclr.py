@@ -53,5 +53,4 @@ class SimCLR(nn.Module):
     def forward(self, views: Tensor) -> Tensor:
         """Compute z (2B, D) of views (2B, 3, S, S), not normalised; the loss normalises."""
         h = self.backbone(views)  # (2B, F)
-        z: Tensor = self.projector(h)  # (2B, D)
-        return z
+        return self.projector(h)  # (2B, D)

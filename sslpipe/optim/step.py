@@ -54,8 +54,7 @@ def gradient_norm(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Tensor:
     """Compute the length () of the gradients of these parameters, which are the optimizer's."""
     block = optimizer.gather_gradients() if isinstance(optimizer, LARS) else None
     if block is not None:
-        norm: Tensor = torch.linalg.vector_norm(block)
-        return norm
+        return torch.linalg.vector_norm(block)
     grads = [p.grad for p in parameters if p.grad is not None]
     return nn.utils.get_total_norm(grads)
 

@@ -217,7 +217,6 @@ def _readable(part: Any, error: ValidationError) -> Exception:
         case "unexpected_positional_argument":
             return TypeError(f"{part.__name__} takes arguments by name: {', '.join(fields)}")
         case "value_error":
-            wrong: Exception = first["ctx"]["error"]
-            return wrong
+            return first["ctx"]["error"]
     key = ".".join(map(str, first["loc"]))
     return ValueError(f"{key} = {shown(first['input'])}: {first['msg'].lower()}")

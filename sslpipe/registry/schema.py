@@ -206,8 +206,7 @@ def settings_class(table: Table[Any], kind: str) -> type[KindSettings]:
     if isinstance(entry, type) and issubclass(entry, KindSettings):
         return entry
     if hasattr(entry, "settings_class"):
-        of_part: type[KindSettings] = entry.settings_class(name)
-        return of_part
+        return entry.settings_class(name)
     raise RecipeError(
         f"the {table.what} {name!r} is {shown(entry)}; give a class on sslpipe.registry.part.Part, "
         "or a class of settings with `build` (sslpipe.registry.schema.KindSettings)"

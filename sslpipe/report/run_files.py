@@ -65,8 +65,7 @@ class RunFiles(NamedTuple):
     @property
     def facts(self) -> Tree:
         """Metadata of eval.json; {} while there is none."""
-        facts: Tree = self.evaluation["facts"] if self.evaluation else {}
-        return facts
+        return self.evaluation["facts"] if self.evaluation else {}
 
     @property
     def steps(self) -> int:
@@ -144,8 +143,7 @@ def read_run(run_dir: Path) -> RunFiles:
 
 def cleaned(tree: Tree) -> Tree:
     """Return the tree with secrets blanked and no absolute folder in any text."""
-    result: Tree = without_places(without_secrets(tree))
-    return result
+    return without_places(without_secrets(tree))
 
 
 def without_places(value: Any) -> Any:

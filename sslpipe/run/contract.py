@@ -60,8 +60,7 @@ class TrainingParts(ABC):
     @property
     def backbone(self) -> nn.Module:
         """The encoder, which evaluations embed by."""
-        encoder: nn.Module = self.model.backbone
-        return encoder
+        return self.model.backbone
 
     @property
     def encoder(self) -> nn.Module | None:
@@ -175,8 +174,7 @@ class Plan(ABC, Generic[PartsT]):
 
     def optimizer(self, parts: PartsT) -> Optimizer:
         """Build the optimizer over `groups`, once the parts are on their device."""
-        optimizer: Optimizer = self.recipe.optim.build(groups=self.groups(parts))
-        return optimizer
+        return self.recipe.optim.build(groups=self.groups(parts))
 
     def micro_batches(self, world_size: int) -> list[Tensor]:
         """Return the rows of this rank's micro-batches; one or none: the batch is not cut."""

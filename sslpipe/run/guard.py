@@ -322,5 +322,4 @@ def _lowered(scaler: Any) -> Tensor:
     """
     before = scaler._get_scale_async().clone()
     scaler.update()
-    lowered: Tensor = (before > 1) & (scaler._get_scale_async() < before)
-    return lowered
+    return (before > 1) & (scaler._get_scale_async() < before)

@@ -223,8 +223,7 @@ def _mapped(
 
     def get(at: tuple[Any, ...]) -> Array:
         with open_regular(path) as file:
-            window: Array = np.memmap(file, dtype, "r", offset, shape, order)[at]
-            return window
+            return np.memmap(file, dtype, "r", offset, shape, order)[at]
 
     return get
 
@@ -495,7 +494,7 @@ def _open_picture(path: Path, pages: Pages, size: int) -> Planes:
         file.seek(0)
         if kind is not None:
             whole = io.BytesIO(without_text(file.read())) if kind == "png" else file
-            return PILLOW[kind](whole)  # type: ignore[no-any-return]
+            return PILLOW[kind](whole)
         return Image.open(file, formats=("BMP", "GIF", "PPM"))
 
     with open_regular(path) as file:

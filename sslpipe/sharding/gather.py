@@ -326,8 +326,7 @@ def _written_gaps(cells: Any) -> list[str]:
     if not types.is_string(cells.type):
         return []
     is_gap = compute.is_in(compute.utf8_lower(cells), pa.array([*GAPS, "unknown"]))
-    found: list[str] = cells.filter(is_gap).to_pylist()
-    return found
+    return cells.filter(is_gap).to_pylist()
 
 
 def _wanted(options: SourceOptions) -> list[ColumnSpec]:

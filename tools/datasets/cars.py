@@ -40,8 +40,7 @@ def _labels(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = loadmat(str(path), squeeze_me=True, struct_as_record=False)
-    return content
+    return loadmat(str(path), squeeze_me=True, struct_as_record=False)
 
 
 if __name__ == "__main__":

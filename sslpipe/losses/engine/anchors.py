@@ -263,8 +263,7 @@ def _of_images(numbers: Tensor) -> Tensor:
 
 def _dense(numbers: Tensor) -> Tensor:
     """Number the values that occur, ascending from 0."""
-    index: Tensor = torch.unique(numbers, return_inverse=True)[1]
-    return index
+    return torch.unique(numbers, return_inverse=True)[1]
 
 
 def _or_else(numbers: Tensor, others: Tensor) -> Tensor:

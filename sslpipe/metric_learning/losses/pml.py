@@ -75,5 +75,4 @@ class DelegatedLoss(Part):
             known = labels >= 0
             with torch.random.fork_rng(devices=[], enabled=True):
                 torch.manual_seed(0)  # some draw: all ranks must draw the same
-                loss: Tensor = self.loss(x[known], labels[known])
-                return loss
+                return self.loss(x[known], labels[known])
