@@ -31,7 +31,7 @@ _LETTERS_PX = 13
 _TITLE_PX = 15
 
 
-DrawPartners = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
+PartnersOf = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
 
 
 class _Cell(NamedTuple):
@@ -50,7 +50,7 @@ def preview_grid(
     ids: ArrayLike,
     canvas_px: int,
     num_epochs: int = 2,
-    partners: DrawPartners | None = None,
+    partners: PartnersOf | None = None,
     half_size_steps: int = 0,
 ) -> Image.Image:
     """Draw a row per sample: the image with the first epoch's crops framed, then the views.
@@ -88,7 +88,7 @@ def preview_grid(
 
 
 def _with_partners(
-    batch: Batch, partners: DrawPartners | None, epoch: int, split: Split, canvas_px: int
+    batch: Batch, partners: PartnersOf | None, epoch: int, split: Split, canvas_px: int
 ) -> Batch:
     """Return the batch as an epoch has it: with the images that its second views show."""
     ids = batch.ids.numpy()

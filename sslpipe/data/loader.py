@@ -144,9 +144,8 @@ def batches(
             batch = pairing.describe(step, streams, batch, shown)
         return prepare(step, batch) if prepare else batch
 
-    steps = iter(count(first_step))
     yield from pipelined(
-        items=steps,
+        items=count(first_step),
         read=source.read,
         decode_part=source.decode,
         collate_parts=finish,
@@ -281,9 +280,8 @@ def one_pass(
         rows = [row for part in parts for row in part]
         return collate(split, np.array([i for i, _ in rows], np.int64), rows, 0)
 
-    starts = iter(range(0, len(wanted), batch_size))
     for result in pipelined(
-        items=starts,
+        items=range(0, len(wanted), batch_size),
         read=read,
         decode_part=decoded,
         collate_parts=batch,

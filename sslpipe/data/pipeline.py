@@ -4,7 +4,7 @@ Threads, because the decoders release the GIL: nothing is pickled, and no byte i
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import accumulate
@@ -172,12 +172,9 @@ class Upload:
         if self._stream is None:
             return batch, None
         with self.on_stream():
-            images = batch.images
-            plan = batch.plan
-            if not images.is_cuda:
-                images = images.pin_memory().to(self._device, non_blocking=True)
-            moved = batch._replace(images=images, plan=plan and plan.to(self._device))
-            return moved, self._stream.record_event()
+            if not batch.images.is_cuda:
+                batch = batch._replace(images=batch.images.pin_memory())
+            return batch.to(self._device), self._stream.record_event()
 
     def end(self, batch: Batch, copied: torch.cuda.Event | None) -> Batch:
         """Call in the thread that computes: what it launches from here on sees the images."""
@@ -191,7 +188,7 @@ class Upload:
 
 
 def pipelined(
-    items: Iterator[int],
+    items: Iterable[int],
     read: Callable[[int], list[Read]],
     decode_part: Callable[[Read], Decoded],
     collate_parts: Callable[[int, list[Decoded]], Batch],

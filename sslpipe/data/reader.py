@@ -10,7 +10,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ class Reader:
     """Reads samples of a split by shard and row; safe to use from several threads."""
 
     split: Split
-    window_bytes: int = 64 * 2**20  # the largest single read
+    window_bytes: int = field(default=64 * 2**20, kw_only=True)  # the largest single read
 
     def rows(self, shard: int, rows: NDArray[np.int64]) -> list[Raw]:
         """Read the samples at some rows of a shard, (n,) in any order; bad ones are BadSamples.
