@@ -57,11 +57,10 @@ def pk_batches(
         collated = collate(split, order.ids(step)[rows], images, epoch, pinned=pinned)
         return prepare(step, collated) if prepare else collated
 
-    steps = iter(count(first_step))
     # neighbours plan an epoch ahead, and know nothing of the one after it
     ahead = min(BATCHES_AHEAD, order.steps_per_epoch)
     yield from pipelined(
-        items=steps,
+        items=count(first_step),
         read=held.take,
         decode_part=decoded,
         collate_parts=batch,
