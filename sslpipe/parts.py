@@ -44,19 +44,13 @@ Model = SimCLR | MomentumPair
 
 @dataclass(frozen=True)
 class Parts(PretrainingParts):
-    """What a plan builds, on the CPU, from recipe.seed; tests hand in their own.
-
-    Attributes:
-        augment: Makes both views of a batch.
-        model: Encoder and projector.
-        loss: The objective.
-        negatives: Of an anchor, in some planned batches, see `planned_negatives`; none: the
-            objective has none, or was not counted.
-    """
+    """What a plan builds, on the CPU, from recipe.seed; tests hand in their own."""
 
     augment: FusedViews
-    model: Model
+    model: Model  # encoder and projector
     loss: Objective
+    # of an anchor, in some planned batches, see `planned_negatives`; none: it has none, or was not
+    # counted
     negatives: Sequence[float] = ()
 
     @property

@@ -68,14 +68,11 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
     """The plan of a pretraining: a value; it opens no device and writes nothing.
 
     `Plan` describes the fields that plans of all kinds have, `PretrainingPlan` the pairing.
-
-    Attributes:
-        teacher: Features of [teacher]; None without.
     """
 
     recipe: Recipe
     order: Order
-    teacher: TeacherFeatures | None
+    teacher: TeacherFeatures | None  # features of [teacher]; None without
 
     order_version = ORDER_VERSION
     measure = staticmethod(monitor)

@@ -147,24 +147,12 @@ def step_seconds(
     cached: bool = False,
     half_size_share: float = 0.0,
 ) -> float:
-    """Measure the time of a global step on one process of this machine.
+    """Measure the time of a global step on one process of this machine: the mean over a run.
 
     Views, forward and backward of some images of noise are timed and scaled to the batch. Loss,
-    optimizer, communication and decoding are not.
-
-    Args:
-        model: Takes the views alone. It is moved to the device; its buffers change.
-        augment: The views.
-        canvas_px: The longest side of a decoded image.
-        batch_size: Images of a global step.
-        precision: fp64, fp32, bf16 or fp16.
-        device: Where to compute.
-        image_type: Of the images.
-        cached: Time views and forward twice, as gradient caching computes them.
-        half_size_share: Part of the steps whose views are halved; they are timed as well.
-
-    Returns:
-        Seconds, the mean over the run's steps.
+    optimizer, communication and decoding are not. The model takes the views alone; it is moved to
+    the device, and its buffers change. `cached`: views and forward are timed twice, as gradient
+    caching computes them. Halved views, `half_size_share` of the steps, are timed as well.
     """
     model = model.to(device, memory_format=torch.channels_last).train()
     augment = augment.to(device)

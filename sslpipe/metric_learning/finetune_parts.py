@@ -28,17 +28,11 @@ from sslpipe.run.contract import TrainingParts
 
 @dataclass(frozen=True)
 class FinetuningParts(TrainingParts):
-    """What a plan builds, on the CPU, from recipe.seed; tests hand in their own.
+    """What a plan builds, on the CPU, from recipe.seed; tests hand in their own."""
 
-    Attributes:
-        augment: Makes the views of a batch, recipe.views of each image.
-        model: Backbone, losses, miner and queue.
-        neighbours: The table of near classes, with sampler.neighbours.
-    """
-
-    augment: FusedViews
-    model: MetricTask
-    neighbours: ClassNeighbours | None = None
+    augment: FusedViews  # makes recipe.views of each image
+    model: MetricTask  # backbone, losses, miner and queue
+    neighbours: ClassNeighbours | None = None  # the table of near classes, of sampler.neighbours
 
     @property
     def encoder(self) -> Backbone:

@@ -61,9 +61,6 @@ class Finetuning(RecipePlan[FinetuningParts]):
 
     `Plan` describes the fields that plans of all kinds have; the labels of this split number the
     classes, or the values of sampler.column.
-
-    Attributes:
-        held_out: What is held out from training.
     """
 
     recipe: FinetuneRecipe

@@ -27,13 +27,9 @@ from sslpipe.run.health import Alarms
 
 
 class Views(Protocol):
-    """What makes the views of a batch: see `sslpipe.augment.two_views`.
+    """What makes the views of a batch: see `sslpipe.augment.two_views`."""
 
-    Attributes:
-        crop_px: Side of the square views.
-    """
-
-    crop_px: int
+    crop_px: int  # side of the square views
 
     def prepare(self, batch: Batch, *, seed: int, number: int) -> Batch:
         """Return the batch with its views planned, by a function of seed, number and ids."""
@@ -46,16 +42,10 @@ class Views(Protocol):
 
 
 class TrainingParts(ABC):
-    """What is trained: built on the CPU by a plan, or handed in.
-
-    Attributes:
-        augment: Makes the views of a batch.
-        model: What is optimised: views (B, C, S, S), and what else its forward takes, in one call.
-            It has a `backbone`.
-    """
+    """What is trained: built on the CPU by a plan, or handed in."""
 
     augment: Views
-    model: Any
+    model: Any  # is optimised: takes views (B, C, S, S), and has a `backbone`
 
     @property
     def backbone(self) -> nn.Module:
@@ -121,27 +111,16 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(ABC, Generic[PartsT]):
-    """All that is known of a run before its first step: a value; it opens no device.
+    """All that is known of a run before its first step: a value; it opens no device."""
 
-    Attributes:
-        recipe: Resolved: backbone, hashes, number of steps.
-        index: The data set, of the channels that are read.
-        split: What is trained on, and held out from.
-        order: Which sample comes in which step.
-        watched: Ids of the held-out samples that are scored during the run.
-        bank: Ids of trained ones that these search, too; None: they search each other.
-        start: The weights it starts from.
-        not_used: What of the given recipe these replace, as a sentence; None: nothing.
-    """
-
-    recipe: RunRecipe
-    index: DatasetIndex
-    split: Split
-    order: RunOrder
-    watched: NDArray[np.int64]
-    bank: NDArray[np.int64] | None
+    recipe: RunRecipe  # resolved: backbone, hashes, number of steps
+    index: DatasetIndex  # of the channels that are read
+    split: Split  # what is trained on, and held out from
+    order: RunOrder  # which sample comes in which step
+    watched: NDArray[np.int64]  # ids of the held-out samples that are scored during the run
+    bank: NDArray[np.int64] | None  # of trained ones that these search, too; None: each other
     start: StartingWeights
-    not_used: str | None
+    not_used: str | None  # what of the recipe the start replaces, as a sentence; None: nothing
 
     order_version: ClassVar[int]  # of the rule that orders samples; part of the identity
 
@@ -224,11 +203,7 @@ class Objective(Protocol):
 
 
 class PretrainingParts(TrainingParts):
-    """What a pretraining trains.
-
-    Attributes:
-        loss: The objective.
-    """
+    """What a pretraining trains."""
 
     loss: Objective
 
@@ -238,14 +213,10 @@ PretrainingPartsT = TypeVar("PretrainingPartsT", bound=PretrainingParts)
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingPlan(Plan[PretrainingPartsT]):
-    """All that is known of a pretraining before its first step: see `sslpipe.plan.Pretraining`.
-
-    Attributes:
-        pairing: Partners, masks and labels of [pairs]; None without.
-    """
+    """All that is known of a pretraining before its first step: see `sslpipe.plan.Pretraining`."""
 
     order: Order
-    pairing: Pairing | None
+    pairing: Pairing | None  # partners, masks and labels of [pairs]; None without
 
     @abstractmethod
     def follow(self, parts: PretrainingPartsT, step: int) -> None:

@@ -28,17 +28,11 @@ _LOGGED = ("loss", "lr", "grad_norm")  # of a log line, and said where a run end
 
 
 class Decision(NamedTuple):
-    """What became of a step; on its device.
+    """What became of a step; on its device."""
 
-    Args:
-        numbers: (2,), the loss and the gradient's length.
-        skipped: () bool, the step is bad.
-        overflow: () bool, it is an fp16 scaler's overflow; None without a scaler.
-    """
-
-    numbers: Tensor
-    skipped: Tensor
-    overflow: Tensor | None = None
+    numbers: Tensor  # (2,), the loss and the gradient's length
+    skipped: Tensor  # () bool, the step is bad
+    overflow: Tensor | None = None  # () bool, it is an fp16 scaler's overflow; None: no scaler
 
     @property
     def values(self) -> Tensor:

@@ -124,23 +124,14 @@ def read_weights(
 
 @dataclass(frozen=True)
 class _Opened:
-    """A source whose file has been read.
-
-    Attributes:
-        source: It.
-        sha256: Of its file.
-        checkpoint: Its tensors.
-        plain: Those that no table holds, under their names in the file.
-        arch: The architecture that the file names; None: it names none.
-        config: The config.json beside it, of timm or transformers; {}: there is none, or the user
-            names another network.
-    """
+    """A source whose file has been read."""
 
     source: Source
-    sha256: str
-    checkpoint: Checkpoint
-    plain: Tensors
-    arch: str | None
+    sha256: str  # of its file
+    checkpoint: Checkpoint  # its tensors
+    plain: Tensors  # those that no table holds, under their names in the file
+    arch: str | None  # the architecture that the file names; None: it names none
+    # the config.json beside it, of timm or transformers; {}: none, or the user names a network
     config: dict[str, Any]
 
 

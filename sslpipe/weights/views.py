@@ -19,24 +19,17 @@ UNKNOWN = (
 class StatedView:
     """What a library says of the images that its weights were trained on.
 
-    Attributes:
-        size: Side of the images.
-        resize: Shorter side before the crop, at `size`; with `squash` both; None: the same. At
-            other sizes all of it is seen, which finds more images of a class (docs/graded.md).
-        mean: RGB in [0, 1], or one number.
-        std: As mean.
-        interpolation: The library's name; others than bilinear and bicubic become bicubic.
-        squash: See EvalView.
-        notes: What it does not say, or no view does.
+    `resize` counts at `size`: at other sizes all of an image is seen, which finds more images of a
+    class (docs/graded.md).
     """
 
-    size: int = 224
-    resize: int | None = None
-    mean: Sequence[float] = IMAGENET_MEAN
+    size: int = 224  # side of the images
+    resize: int | None = None  # shorter side before the crop, with `squash` both; None: the same
+    mean: Sequence[float] = IMAGENET_MEAN  # RGB in [0, 1], or one number
     std: Sequence[float] = IMAGENET_STD
-    interpolation: str = "bilinear"
-    squash: bool = False
-    notes: tuple[str, ...] = ()
+    interpolation: str = "bilinear"  # or bicubic, which other names become
+    squash: bool = False  # see EvalView
+    notes: tuple[str, ...] = ()  # what it does not say, or no view does
 
     def make(self, what: str, crop_px: int | None) -> tuple[EvalView, list[str]]:
         """Make the view; and notes on what it could not take.
