@@ -252,7 +252,7 @@ def test_extra_ops_touch_their_view_and_depend_on_the_sample_only(kind):
 
 @pytest.mark.parametrize("setting", [{"kernels": "triton"}, {"kernel": "triton"}])
 def test_kornias_views_refuse_what_they_would_ignore(setting):
-    with pytest.raises(RecipeError, match=f"augment.{next(iter(setting))} is not a setting"):
+    with pytest.raises(ValueError, match=f"augment.{next(iter(setting))} is not a setting"):
         AUGMENTS["kornia"](crop_px=32, **setting)
     assert AUGMENTS["kornia"](crop_px=32).build(mean=MEAN, std=STD).crop_px == 32
 
