@@ -69,7 +69,7 @@ def results(named: Mapping[str, RunFiles]) -> Markup:
 
 def tests_of(runs: Iterable[RunFiles]) -> set[tuple[Any, ...]]:
     """The test data that evaluated runs were evaluated on."""
-    return {tuple(run.facts.get(key) for key in SAME_TEST) for run in runs if run.evaluation}
+    return {tuple(run.metadata.get(key) for key in SAME_TEST) for run in runs if run.evaluation}
 
 
 def merged(evaluations: Mapping[str, Tree]) -> Tree:

@@ -70,7 +70,7 @@ def embedding_map(run: RunFiles, queries: Features) -> Markup:
     some = f" with {len(pictures)} of the images" if pictures else ""
     title = f"t-SNE{some}, perplexity {perplexity:.0f}"
     alt = f"t-SNE of {of}{some}, by class"
-    evaluated = run.facts.get("backbone_sha256")
+    evaluated = run.metadata.get("backbone_sha256")
     return render(
         "embeddings.map",
         of=of,

@@ -170,7 +170,7 @@ def summary(run: RunFiles) -> Markup:
 
 def unfinished_text(run: RunFiles) -> str:
     """Warn of weights that are not those of the end of training; '' where they are."""
-    return unfinished(run.facts, run.recipe.get("steps"))
+    return unfinished(run.metadata, run.recipe.get("steps"))
 
 
 def result_table(evaluation: Tree) -> Markup:

@@ -63,14 +63,14 @@ class RunFiles(NamedTuple):
     best: BestEntry | None = None  # the best checkpoint, where one is kept
 
     @property
-    def facts(self) -> Tree:
+    def metadata(self) -> Tree:
         """Metadata of eval.json; {} while there is none."""
         return self.evaluation["facts"] if self.evaluation else {}
 
     @property
     def steps(self) -> int:
         """Steps of training: to the last save, or to the last line where that came later."""
-        evaluated = self.facts.get("step")
+        evaluated = self.metadata.get("step")
         logged = [int(line["step"]) for line in (*self.train[-1:], *self.evals[-1:])]
         if isinstance(evaluated, int):
             logged.append(evaluated)

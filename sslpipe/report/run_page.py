@@ -116,7 +116,7 @@ def results(run: RunFiles) -> Markup:
 def shown_split(run: RunFiles) -> str:
     """Return the split whose embeddings are shown: the one that was measured, else test."""
     samples = run.data["samples"]
-    measured = run.facts.get("split")
+    measured = run.metadata.get("split")
     names = (name for name in (measured, "test", *samples) if name in samples)
     return next(names, "test")
 
@@ -129,7 +129,7 @@ def searched_split(run: RunFiles) -> str:
     first = first_number(run.evaluation)
     if first is not None and first.measure == RECALL:
         return shown_split(run)
-    return str(run.facts.get("train_split", "train"))
+    return str(run.metadata.get("train_split", "train"))
 
 
 def header(run: RunFiles, picture: Markup | str = "", caption: str = "") -> Markup:

@@ -295,7 +295,7 @@ def test_the_held_out_number_is_of_the_step_whose_weights_were_evaluated(whole):
     run = read_run(whole.run_dir)
     evals = [{"step": step, "holdout_knn": score} for step, score in ((0, 0.25), (4, 0.75))]
     for step, expected in ((0, "kNN, step 0 of 825.0 %"), (5, "kNN, step 4 of 875.0 %")):
-        facts = {**run.facts, "step": step}
+        facts = {**run.metadata, "step": step}
         shown = run._replace(evals=evals, evaluation={**run.evaluation, "facts": facts})
         assert expected in Page(header(shown)).text  # 25.0 % in the next cell
 
