@@ -200,7 +200,7 @@ class StreamedImages:
         served = self._served
         ids = served.draw_partners(step) if served.draw_partners else None
         partners = [None] * count if ids is None else ids.reshape(count, -1).tolist()
-        return [reader.take(step, own) for reader, own in zip(self._readers, partners, strict=True)]
+        return [reader.take(step, row) for reader, row in zip(self._readers, partners, strict=True)]
 
     def decode(self, taken: Taken) -> Decoded:
         """Decode what was read of a stream; find stand-ins of bad samples."""

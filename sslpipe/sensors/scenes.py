@@ -147,8 +147,8 @@ def cut_scenes(
     }
     good = {
         scene.name: scene.header
-        for own in opened.values()
-        for scene in own
+        for of_split in opened.values()
+        for scene in of_split
         if scene.header is not None
     }
     for name in good:
@@ -157,15 +157,15 @@ def cut_scenes(
     dtype = first.dtype if first else np.dtype("u1")
     pixel_bytes = dtype.itemsize * (first.shape[2] if first else 3)
     images = dict[str, Images]()
-    own_columns = dict[str, Columns]()
+    columns = dict[str, Columns]()
     for split, files in splits.items():
         scenes = opened[split]
         if sensors.min_content:
             scenes, skipped = _shown(split, scenes, sensors.min_content, workers)
             notes += skipped
-        own = source.columns[split]
-        kept = own.select([name for name in own.column_names if name != CHANNEL])
-        images[split], own_columns[split] = _described(
+        table = source.columns[split]
+        kept = table.select([name for name in table.column_names if name != CHANNEL])
+        images[split], columns[split] = _described(
             files=files, columns=kept, scenes=scenes, sensors=sensors, pixel_bytes=pixel_bytes
         )
     remarks = Counter(planes.remark for planes in good.values() if planes.remark)
@@ -178,12 +178,12 @@ def cut_scenes(
             "planes, or mirrored; reorient them, as nibabel.as_closest_canonical does"
         )
     windows = {planes.window for planes in good.values()}
-    is_cut = all(PARENT in own.column_names for own in own_columns.values())
+    is_cut = all(PARENT in table.column_names for table in columns.values())
     return source._replace(
         images={
-            split: replace(own, doubts=[*own.doubts, *doubts]) for split, own in images.items()
+            split: replace(each, doubts=[*each.doubts, *doubts]) for split, each in images.items()
         },
-        columns=own_columns,
+        columns=columns,
         dtype=dtype.name if sensors.channels else None,
         window=sensors.value_range or (windows.pop() if len(windows) == 1 else None),
         notes=notes,
