@@ -225,8 +225,6 @@ def checkpointed_bytes(
 ) -> int:
     """Count what a forward with activation checkpointing keeps, and what backward makes again.
 
-    That is the activations of one block, the one with the most.
-
     That is the activations of one block, the one with the most; `count` is `saved_bytes` of a model
     that the backbone is part of.
     """
