@@ -178,7 +178,6 @@ class Pairing:
     masks: Sequence[Sequence[Column]]
 
     def __post_init__(self) -> None:
-        """Keep the partners of some steps."""
         self.partners_of_step = lru_cache(maxsize=_STEPS_KEPT)(self._partners_of_step)
 
     def _partners_of_step(self, step: int, streams: range) -> Integers | None:

@@ -227,7 +227,6 @@ class ImageStore:
     recent_bytes: int = 0  # of the images decoded last, which stay even without `keep`
 
     def __post_init__(self) -> None:
-        """Begin without an image."""
         self._kept: dict[int, Image] = {}
         self._bad = set[int]()
         self._lock = threading.Lock()

@@ -262,7 +262,6 @@ class ClassBuffer:
     group: int = 1  # labels in a group
 
     def __post_init__(self) -> None:
-        """Begin with nothing waiting."""
         self._share = self.capacity // self.classes  # of a label; beyond it its newest is dropped
         self._waiting: OrderedDict[int, tuple[int, int]] = OrderedDict()  # id -> label, chunk
         self._of_label: defaultdict[int, deque[int]] = defaultdict(deque)  # ids, oldest first

@@ -63,7 +63,6 @@ class Checkpointer:
     best: BestEntry | None = None  # what the restored state.json says of the best checkpoint
 
     def __post_init__(self) -> None:
-        """Begin without a failure."""
         self.folder = self.run_dir / "checkpoints"
         self._failed_saves = 0
 

@@ -27,7 +27,7 @@ _LESS_MEMORY = (
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class HeldDirectory:
     """A run directory that this process holds."""
 

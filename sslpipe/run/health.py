@@ -86,7 +86,7 @@ class Alarm(NamedTuple):
     text: str  # what it means, and what to change
 
 
-@dataclass
+@dataclass(eq=False)
 class Alarms:
     """Collapse of embeddings or of their rank, and a loss that rises, from log lines' numbers.
 
@@ -105,7 +105,6 @@ class Alarms:
     remedy: str = "Lower optim.peak_lr, or lengthen optim.warmup_steps"
 
     def __post_init__(self) -> None:
-        """Begin without a reading."""
         self._raised: dict[str, bool] = {}
         self._well: dict[str, bool] = {}  # a reading passed no threshold yet
         self._in_a_row: dict[str, int] = {}

@@ -20,7 +20,6 @@ class Quarantine:
     max_fraction: float  # of them that may be bad
 
     def __post_init__(self) -> None:
-        """Read what is listed already."""
         self._new: list[Quarantined] = []
         listed = quarantined_ids(self.run_dir) if self.reporter.writes else set()
         self._ids = broadcast_object(listed)
