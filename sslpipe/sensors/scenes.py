@@ -248,15 +248,13 @@ def _grouped(
         raise DataError(
             f"--name-pattern: no file's channel is one of --channels={','.join(wanted)!r}"
         )
-    for name, numbers in groups.items():
+    for name, files in groups.items():
         for channel in wanted:
-            if channel not in numbers:
+            if channel not in files:
                 raise DataError(
-                    f"{name} has no file of channel {channel!r}; it has: {', '.join(numbers)}"
+                    f"{name} has no file of channel {channel!r}; it has: {', '.join(files)}"
                 )
-    return [
-        (name, tuple(numbers[channel] for channel in wanted)) for name, numbers in groups.items()
-    ]
+    return [(name, tuple(files[channel] for channel in wanted)) for name, files in groups.items()]
 
 
 def _open(paths: Sequence[Path], sensors: Sensors) -> list[Planes]:
