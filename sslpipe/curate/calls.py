@@ -21,7 +21,7 @@ from sslpipe.data.decode import MAX_PIXELS, BadSample
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex, Split, load_index
 from sslpipe.data.reader import OnBad, Quarantined, keys_of
-from sslpipe.errors import DataError, UserError, check_count
+from sslpipe.errors import DataError, UserError, check_count, counted
 from sslpipe.evaluation.vectors import Vectors, open_features
 from sslpipe.export.model import decode_image
 from sslpipe.portable import keep_freed_memory
@@ -45,8 +45,8 @@ class Duplicates(NamedTuple):
     def summary(self) -> str:
         """Return how many samples are in groups, in words."""
         count = int((self.groups.group >= 0).sum())
-        number = len(self.groups.sizes())
-        said = f"{count:,} are in {number:,} group{'s' * (number != 1)} of duplicates"
+        groups = counted(len(self.groups.sizes()), "group")
+        said = f"{count:,} are in {groups} of duplicates"
         return f"{len(self.samples):,} samples: {said if count else 'no duplicates'}"
 
     def table(self) -> list[dict[str, Any]]:

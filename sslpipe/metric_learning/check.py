@@ -4,6 +4,7 @@ import numpy as np
 
 from sslpipe.check.estimate import check_of, estimate_parts
 from sslpipe.check.outcome import Check
+from sslpipe.errors import counted
 from sslpipe.metric_learning.finetune_plan import Finetuning
 from sslpipe.models.tuning import count_parameters
 from sslpipe.planning.watch import watch_text
@@ -23,7 +24,7 @@ def check_finetuning(plan: Finetuning) -> Check:
     sampler = recipe.sampler
     others = f" + {sampler.random_images} of others" if sampler.random_images else ""
     images = f"{sampler.classes_per_batch} classes x {sampler.images_per_class}{others}"
-    views = f"{recipe.views} view{'s' * (recipe.views > 1)} each"
+    views = f"{counted(recipe.views, 'view')} each"
     length = "length 1" if recipe.embedding.normalize else "not normalised"
     trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
     trained_on = f"{order.samples:,} images of {len(order.classes):,} classes"
