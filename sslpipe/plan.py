@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sslpipe.augment.preview import DrawPartners
+from sslpipe.augment.preview import PartnersOf
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.holdout import (
     MOST_HELD_OUT,
@@ -143,7 +143,7 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
         return micro_batch_rows(images, data.num_streams // world_size, data.micro_batches)
 
     @property
-    def drawn_partners(self) -> DrawPartners | None:
+    def drawn_partners(self) -> PartnersOf | None:
         """What draws the samples that second views show, with [pairs] of partners."""
         partners = None if self.pairing is None else self.pairing.partners
         return None if partners is None else partners.of_samples

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.augment.preview import DrawPartners, preview_grid
+from sslpipe.augment.preview import PartnersOf, preview_grid
 from sslpipe.augment.two_views import build_augment
 from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank
@@ -80,7 +80,7 @@ class RecipePlan(Plan[PartsT]):
         )
 
     @property
-    def drawn_partners(self) -> DrawPartners | None:
+    def drawn_partners(self) -> PartnersOf | None:
         """What draws the samples that second views show; None: each image makes its own."""
         return None
 
