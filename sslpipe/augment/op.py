@@ -1,7 +1,7 @@
 """What an augmentation is: an Op. The ops and their list, OPS, are in ops.py."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
@@ -44,13 +44,7 @@ class Draws:
         params = {
             name: self.params[name][index] for name in (self.params if names is None else names)
         }
-        return Draws(
-            seed=self.seed,
-            epoch=self.epoch,
-            ids=self.ids[index],
-            views=self.views[index],
-            params=params,
-        )
+        return replace(self, ids=self.ids[index], views=self.views[index], params=params)
 
     def to(self, device: torch.device | str) -> "Draws":
         """Return the same on a device."""
@@ -58,13 +52,8 @@ class Draws:
             part.to(device, non_blocking=True)
             for part in (self.ids, self.views, *self.params.values())
         )
-        return Draws(
-            seed=self.seed,
-            epoch=self.epoch,
-            ids=ids,
-            views=views,
-            params=dict(zip(self.params, values, strict=True)),
-        )
+        params = dict(zip(self.params, values, strict=True))
+        return replace(self, ids=ids, views=views, params=params)
 
 
 class Chunk(NamedTuple):
