@@ -13,7 +13,7 @@ from sslpipe.data.decode import pillow_remarks
 from sslpipe.data.holdout import CLASS
 from sslpipe.data.image_type import RGB8, hex_colour
 from sslpipe.data.index import Manifest
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, for_caller
 from sslpipe.portable import one_at_a_time, write_atomically
 from sslpipe.sharding.arrays import Samples
 from sslpipe.sharding.build_report import (
@@ -244,6 +244,9 @@ def _claim(out: Path, manifest: Manifest, plans: Sequence[SplitPlan]) -> list[st
             )
         elif is_held:
             held.append(plan.split)
+        elif is_finished:
+            again = f"split {plan.split} was built already of files of these names and sizes"
+            notes.append(for_caller(f"{again}; --overwrite reads them again"))
     if held:
         written = [plan.split for plan in plans]
         kept = [key for key in manifest.splits if key not in written]

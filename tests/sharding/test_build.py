@@ -36,6 +36,25 @@ def test_a_test_fraction_after_the_first_build_says_what_is_kept_and_what_is_wri
     assert shards.items() <= tree(out).items()
 
 
+def test_a_build_that_is_there_says_that_files_of_the_same_sizes_are_not_read_again(
+    tmp_path, capsys
+):
+    words = ["build", tmp_path / "out", "--root", tmp_path / "in"]
+    grey(tmp_path / "in" / "1.png", 7)
+    assert run(*words) == 0
+    assert "--overwrite" not in capsys.readouterr().out
+    before = tree(tmp_path / "out")
+    size = (tmp_path / "in" / "1.png").stat().st_size
+    assert grey(tmp_path / "in" / "1.png", 9).stat().st_size == size
+    assert run(*words) == 0
+    assert tree(tmp_path / "out") == before
+    assert "train was built already" in (said := capsys.readouterr().out)
+    assert "--overwrite reads them again" in said
+    assert run(*words, "--overwrite") == 0
+    assert "built already" not in capsys.readouterr().out
+    assert tree(tmp_path / "out") != before
+
+
 def test_classes_are_those_of_the_images_once_all_splits_are_written_anew(tmp_path, capsys):
     photos, out = tmp_path / "in", tmp_path / "out"
     words = ["build", out, "--root", photos, "--test-fraction", "0.5", *BUILD]
