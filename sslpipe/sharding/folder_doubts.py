@@ -112,7 +112,8 @@ def folder_doubts(
 
     # levels of folders in the classes: fold1, fold_2; person1 and person2 may have front and side
     names = [place.relative_to(root).parts for place in places]
-    pairs = {pair for parts in names for pair in pairwise(parts)}
+    telling = [[part for part in parts if part.lower() not in GENERIC] for parts in names]
+    pairs = {pair for parts in telling for pair in pairwise(parts)}
     owners = Counter(name for above, name in pairs if above in classes and not split_of(name))
     alike = [name for name, count in owners.items() if count == len(classes) > 1]
     are_parts = {re.sub(r"[\W\d_]+", "", name.lower()) for name in classes} <= _PARTS
@@ -160,6 +161,14 @@ def _of_others(root: Path, images: Sequence[Path], split_level: int) -> list[str
             f"{len(versions):,}, such as {shown(below(root, first))} of "
             f"{shown(versions[first].name)}; where they are no images of their own, move them "
             "elsewhere"
+        )
+    formats = Counter((path.parent, path.stem) for path in images)
+    again = sorted(path for path in images if formats[path.parent, path.stem] > 1)
+    if again:
+        doubts.append(
+            f"images of one name in several formats: {len(again):,}, such as "
+            f"{shown(below(root, again[0]))} and {shown(again[1].name)}; where they are one "
+            "picture, keep one of them"
         )
     aside = [
         path

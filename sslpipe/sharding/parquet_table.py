@@ -44,6 +44,7 @@ from sslpipe.sharding.tables import (
     unread_columns,
     wanted_columns,
 )
+from sslpipe.sharding.walk import fetch_hint
 
 _SAY_NOTHING = GENERIC | {"", "part", "parts", "shard", "chunk", "file"}  # beginnings of names
 MOST_UNNAMED = 2**20  # classes without names; a higher label is an id, not the number of a class
@@ -192,7 +193,7 @@ def _columns(path: Path) -> list[str]:
                 return list(_open_arrow(path).schema.names)
             return list(parquet.read_schema(file).names)
     except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: no UTF-8
-        raise DataError(f"cannot read {path}: {error}") from error
+        raise DataError(f"cannot read {path}: {error}{fetch_hint(path)}") from error
 
 
 def _open_arrow(path: Path) -> Any:

@@ -22,6 +22,7 @@ from sslpipe.errors import DataError
 from sslpipe.portable import sha256_of, write_atomically
 from sslpipe.sharding.build_report import Group, Tally
 from sslpipe.sharding.sources import HEIC_SUFFIXES, SUFFIXES, open_file
+from sslpipe.sharding.walk import fetch_hint
 
 # webdataset 1.0.2 splits names like this (filters.py, base_plus_ext; tariterators.py, skip_meta)
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
@@ -325,7 +326,8 @@ def list_members(path: Path) -> tuple[list[Member], Tally]:
                 end = tar.offset
         except Exception as error:  # tarfile raises many kinds; all mean a damaged header
             what = "" if isinstance(error, tarfile.TarError) else f"{type(error).__name__}: "
-            raise DataError(f"{path} is truncated or no tar: {what}{error}") from error
+            hint = fetch_hint(path)
+            raise DataError(f"{path} is truncated or no tar: {what}{error}{hint}") from error
         # tarfile, like webdataset, takes a tar cut in a header or between members for a whole one
         file.seek(end)
         trailer = file.read(2**16)

@@ -146,10 +146,22 @@ def _look_at(
         return Entry(path, "devices and pipes")
     if not os.access(path, os.R_OK):
         return Entry(path, "files without permission", is_absent=True)
-    if status.st_size <= POINTER_BYTES and read_file(path).startswith(_POINTERS):
+    if is_pointer(path, status.st_size):
         reason = "pointers of git-lfs or git-annex without content"
         return Entry(path, reason, is_absent=True)
     return Entry(path, is_link=is_link)
+
+
+def is_pointer(path: Path, size: int) -> bool:
+    """Return whether a file of a size is what git-lfs or git-annex keep in place of it."""
+    return size <= POINTER_BYTES and read_file(path).startswith(_POINTERS)
+
+
+def fetch_hint(path: Path) -> str:
+    """Return what fetches a file in whose place a pointer lies, for a message; "" for others."""
+    if path.is_file() and is_pointer(path, path.stat().st_size):
+        return "; only a pointer to it is there: fetch it by git lfs pull, or git annex get"
+    return ""
 
 
 def links_to_same(images: list[Entry]) -> set[Path]:

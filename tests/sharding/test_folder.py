@@ -188,6 +188,12 @@ def test_masks_in_folders_of_their_own_in_the_classes_are_doubted(tmp_path):
     assert not any("folders of masks" in doubt for doubt in doubts)
 
 
+def test_images_of_one_name_in_several_formats_are_doubted(tmp_path):
+    """As phones and sites have them: one in train and the other in test is a leak."""
+    (own,) = read(photos(tmp_path, "owl/1.jpg", "owl/1.png", "owl/2.png", "dove/2.png")).values()
+    assert [": 2, such as 'owl/1.jpg' and '1.png'" in doubt for doubt in own.doubts] == [True]
+
+
 def test_a_split_in_a_folder_of_its_name_is_no_class(tmp_path):
     names = [f"{s}/{s}/{c}/1.png" for s in ("train", "test_set") for c in ("cat", "dog")]
     assert found(photos(tmp_path, *names)) == PETS
@@ -221,6 +227,7 @@ def test_the_one_class_of_a_folder_too_many_is_doubted(tmp_path):
     [
         # PlantVillage
         (["color", "grayscale", "segmented"], ["apple", "corn", "grape", "peach"], True),
+        (["amazon/images", "dslr/images"], ["bike", "mug", "pen"], True),  # Office-31
         (["fold1", "fold2", "fold3"], ["cat", "dog"], True),
         (["Fold_1", "Fold_2", "Fold_3"], ["cat", "dog"], True),
         (["person1", "person2", "person3"], ["front", "side"], False),  # of each class

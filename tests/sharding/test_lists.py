@@ -373,3 +373,14 @@ def test_paths_of_a_parquet_file_that_lead_nowhere_name_the_folder_they_begin_at
     parquet.write_table(pa.table({"image": ["a/1.png", "a/2.png"]}), file)
     with pytest.raises(DataError, match=re.escape(f"relative to {tmp_path}: move the table")):
         sslpipe.build_dataset(tmp_path / "set", "parquet", root=file, labels=False)
+
+
+@pytest.mark.parametrize("name", ["train-00000-of-00001.parquet", "train.tar"])
+def test_a_pointer_in_place_of_a_file_says_what_fetches_it(tmp_path, capsys, name):
+    """As `git clone` without git-lfs leaves a repository of the hub."""
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    source = "tars" if name.endswith("tar") else "parquet"
+    words = ["build", tmp_path / "out", "--source", source, "--root", tmp_path]
+    assert "git lfs pull" in error_of(capsys, *words)
+    (tmp_path / name).write_text("version 2 of nothing\n")
+    assert "git lfs pull" not in error_of(capsys, *words)
