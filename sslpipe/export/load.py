@@ -24,7 +24,7 @@ from sslpipe.export.folder import read_folder, refusing_damage
 from sslpipe.export.join import at_size, join
 from sslpipe.export.model import FrozenBackbone
 from sslpipe.export.saved import Config
-from sslpipe.files import Tree
+from sslpipe.files import Tree, write_json
 from sslpipe.models.backbones import BACKBONES, build_backbone
 from sslpipe.models.limits import check_side
 from sslpipe.models.state import module_sha256, torch_defaults
@@ -39,6 +39,9 @@ from sslpipe.weights.reader import read_weights
 from sslpipe.weights.source import HUBS, Source, fetch, parse_source
 
 __all__ = ["Config", "FrozenBackbone"]  # of other modules
+
+# what timm's networks say of their images
+_OF_TIMM_VIEWS = ("tag", "input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std")
 
 
 @checked
@@ -182,11 +185,31 @@ def _load_module(
             f"architecture = {shown(architecture)} is no KIND/NAME; give 'torchvision/"
             f"{architecture}' or 'timm/{architecture}'"
         )
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "model.safetensors"
-        save_file({name: each.detach().clone() for name, each in module.state_dict().items()}, file)
-        source = Source(f"a {what} in memory", "path", file, architecture)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        tensors = {key: each.detach().clone() for key, each in module.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
+        if architecture == f"timm/{pretrained_cfg.get('architecture')}":  # it knows its images
+            config = {
+                "architecture": pretrained_cfg["architecture"],
+                "pretrained_cfg": {key: pretrained_cfg.get(key) for key in _OF_TIMM_VIEWS},
+                "model_args": _made_with(module),
+            }
+            write_json(folder / "config.json", config)
+        source = Source(f"a {what} in memory", "path", folder, architecture)
         return _load_weights(source, component, crop_px)
+
+
+def _made_with(module: nn.Module) -> dict[str, Any]:
+    """Return the arguments of a network of timm that its tensors do not show."""
+    from timm.layers import SelectAdaptivePool2d
+
+    arguments = {"img_size": getattr(getattr(module, "patch_embed", None), "img_size", None)}
+    pools = {each.pool_type for each in module.modules() if isinstance(each, SelectAdaptivePool2d)}
+    pools |= {pool for pool in [getattr(module, "global_pool", None)] if isinstance(pool, str)}
+    if len(pools) == 1:
+        arguments["global_pool"] = pools.pop()
+    return {key: value for key, value in arguments.items() if value is not None}
 
 
 def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:

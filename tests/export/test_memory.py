@@ -40,6 +40,31 @@ def test_a_network_of_timm_knows_its_architecture():
         torch.testing.assert_close(backbone(images), network(images))
 
 
+def test_a_network_of_timm_knows_its_images():
+    """DINO's have another mean than timm's usual weights of the same network."""
+    network = timm.create_model("vit_small_patch16_224.dino", img_size=96, num_classes=0)
+    view = sslpipe.load_backbone(network).view
+    release = timm.get_pretrained_cfg("vit_small_patch16_224.dino")
+    usual = timm.get_pretrained_cfg("vit_small_patch16_224")
+    assert view.mean.tolist() == pytest.approx(release.mean) != pytest.approx(usual.mean)
+    assert (view.crop_px, view.resize_px) == (96, int(96 / release.crop_pct))
+    assert view.interpolation == release.interpolation
+    # named otherwise, it is another one's
+    tagged = sslpipe.load_backbone(network, architecture="timm/vit_small_patch16_224.augreg_in1k")
+    assert tagged.view.mean.tolist() == pytest.approx(usual.mean)
+
+
+@pytest.mark.parametrize(
+    ("name", "pool"), [("test_resnet", "max"), ("test_convnext", "avgmax"), ("test_vit", "avg")]
+)
+def test_a_network_of_timm_pools_as_it_was_made_to(name, pool):
+    network = randomised(timm.create_model(name, global_pool=pool, num_classes=0))
+    backbone = sslpipe.load_backbone(network, crop_px=64 if name != "test_vit" else None)
+    images = torch.randn(2, *backbone.view.image_shape)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone(images), network(images))
+
+
 def test_without_a_name_or_with_another_one_it_is_an_error():
     with pytest.raises(WeightsError, match="architecture="):
         sslpipe.load_backbone(torchvision_network())
