@@ -24,6 +24,7 @@ from sslpipe.registry import REFUSALS
 from sslpipe.registry.plugins import made_with
 
 SSLPIPE_KEY = "sslpipe"  # where a Config lies inside the config.json of another library
+POOLER = "pooler.dense."  # of a ViT in the hf format: the identity, so that pooler_output is ours
 # files of an export that are read
 LOADED = ("config.json", "model.safetensors", "whitening.safetensors")
 _REMEDY = "copy the export again"
@@ -100,7 +101,7 @@ def _named(tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tenso
             named[f"network.{key}"] = tensor
         elif f"model.{key}" in state:  # of a `TransformersTower`
             named[f"network.model.{key}"] = tensor
-        else:
+        elif not key.startswith(POOLER):
             named[f"embedding.{key.rpartition('.')[2]}"] = tensor
     return named
 

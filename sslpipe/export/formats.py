@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import nn
 
 from sslpipe.errors import install
-from sslpipe.export.folder import SSLPIPE_KEY, write_folder, write_tensors
+from sslpipe.export.folder import POOLER, SSLPIPE_KEY, write_folder, write_tensors
 from sslpipe.export.model import FrozenBackbone
 from sslpipe.export.model_card import USAGE, hub_card, model_card
 from sslpipe.export.onnx_files import (
@@ -199,7 +199,13 @@ def _write_transformers_folder(model: FrozenBackbone, folder: Path) -> Path:
         "image_std": view["std"],
     }
     write_json(folder / "preprocessor_config.json", processor)
-    return _write_repository(model, folder, theirs, tower.model.state_dict())
+    state = tower.model.state_dict()
+    if tower.omits_pooler and "pooler_act" in theirs:  # else AutoModel draws one, for pooler_output
+        width = model.num_features
+        theirs |= {"pooler_act": "linear", "pooler_output_size": width}
+        identity = {"weight": torch.eye(width), "bias": torch.zeros(width)}
+        state |= {f"{POOLER}{key}": tensor for key, tensor in identity.items()}
+    return _write_repository(model, folder, theirs, state)
 
 
 def _write_repository(

@@ -36,7 +36,8 @@ class TransformersTower(nn.Module):
 
     def __init__(self, model: nn.Module, crop_px: int) -> None:
         super().__init__()
-        if hasattr(getattr(model, "pooler", None), "dense"):
+        self.omits_pooler = hasattr(getattr(model, "pooler", None), "dense")
+        if self.omits_pooler:
             model.pooler = None  # type: ignore[assignment]
         self.model = model
         named = [name.rpartition(".")[2] for name, _ in model.named_parameters()]
