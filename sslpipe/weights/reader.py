@@ -53,6 +53,10 @@ from sslpipe.weights.views import (
 _NOT_BUILT = ("img_size", "in_chans", "num_classes")
 # arguments that change what the same tensors compute
 _NOT_IN_TENSORS = ("act_layer", "fc_norm", "global_pool", "head_norm_eps", "norm_eps", "norm_layer")
+BEFORE_PROJECTION = (
+    "features are those before visual_projection; those that are compared with texts, as by "
+    "get_image_features and open_clip, are behind it"
+)
 MOST_ASKED = 2  # numbers that a network may have for each of the file; tables are resized
 
 
@@ -94,6 +98,8 @@ def read_weights(
             tensors = opened.plain or opened.checkpoint.tensors
             renamed, dropped = transformers_tensors(wanted, tensors, what)
             opened = replace(opened, checkpoint=Checkpoint(renamed, frozenset([""])), plain={})
+            if any(key.startswith("visual_projection.") for key in dropped):
+                notes.append(BEFORE_PROJECTION)
     encoder = find_encoder(opened.checkpoint, sketch, wanted.kind, what)
     may_be_usual = encoder is not None and encoder.is_plain  # but not if only an fc_norm fits it
     if encoder is not None and kind is not None:

@@ -133,6 +133,7 @@ def test_features_are_those_of_transformers_own_model(tmp_path, name):
     init = model.config.facts["init"]
     assert (init["format"], init["missing"], init["resized"]) == ("transformers", [], [])
     assert init["loaded"] == len(model.backbone.network.state_dict())
+    assert any("before visual_projection" in note for note in model.notes) == (name == "clip")
     # each tensor of the file is loaded or listed
     own = load_file(tmp_path / "model.safetensors").keys()
     if name != "vit_mae":  # the keys of its decoder are renamed before they are left
@@ -154,6 +155,18 @@ def test_an_export_is_the_network_again_also_by_onnxruntime(tmp_path, name):
     backbone = build_backbone(model.config.backbone, crop_px=32)
     assert backbone.num_features == model.num_features
     assert backbone(torch.zeros(2, 3, 32, 32)).requires_grad
+
+
+def test_what_a_vit_of_the_hf_format_pools_are_the_features(tmp_path):
+    """Its dense pooler is omitted; without one in the file, transformers draws one each time."""
+    written("vit", tmp_path)
+    model = load_backbone(tmp_path)
+    export_backbone(model, tmp_path / "out", ["hf"])
+    theirs = hf.AutoModel.from_pretrained(tmp_path / "out" / "hf").eval()
+    side = model.view.crop_px
+    assert difference(model, lambda images: theirs(images).pooler_output, side) <= 1e-5
+    again = load_backbone(tmp_path / "out" / "hf")
+    assert again.config.weights_sha256 == model.config.weights_sha256
 
 
 @pytest.mark.parametrize("name", ["vit", "clip", "dinov2", "dinov3_vit", "swin"])
