@@ -36,7 +36,7 @@ def embeddings_from_arrays(features: Array, labels: Array | None, side: str) -> 
             "numpy.load(path)"
         )
     try:
-        rows = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features))
+        rows = features if isinstance(features, Tensor) else as_tensor(np.array(features))
     except (TypeError, ValueError) as error:  # rows of different lengths, texts, objects
         raise DataError(
             f"{named['features']} must be floats of shape (rows, features), not "
@@ -70,6 +70,16 @@ def embeddings_from_arrays(features: Array, labels: Array | None, side: str) -> 
     ).to(rows.device)
 
 
+def as_tensor(array: NDArray[Any]) -> Tensor:
+    """Return an array as a tensor, in this machine's order of bytes, which HDF5 and FITS have not.
+
+    Raises:
+        TypeError: Its dtype is none of torch.
+    """
+    native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+    return torch.from_numpy(native)
+
+
 def labels_of(labels: Array, name: str) -> NDArray[Any]:
     """Return labels as integers (N,), or as texts (N,). Raises: DataError."""
     if isinstance(labels, Embeddings):
@@ -82,15 +92,21 @@ def labels_of(labels: Array, name: str) -> NDArray[Any]:
         return np.zeros(0, np.int64)  # numpy makes floats of []; the features are refused
     if given.dtype.kind == "U" and not isinstance(labels, np.ndarray):
         given = np.asarray(labels, dtype=object)  # else a NaN among texts becomes a text
+    if given.dtype.kind == "S":  # of HDF5
+        given = given.astype(np.str_)
+    if given.dtype.kind == "b":
+        given = given.astype(np.int64)
     if given.ndim == 1 and given.dtype.kind in "OT":  # a list, or of pandas
-        wrong = [place for place, each in enumerate(given) if not isinstance(each, str)]
+        texts = any(isinstance(each, str) for each in given)
+        kind: Any = str if texts else int | np.integer
+        wrong = [place for place, each in enumerate(given) if not isinstance(each, kind)]
         if wrong:
             raise DataError(
-                f"{name}[{wrong[0]}] is {shown(given[wrong[0]])}, no text, as are "
-                f"{len(wrong):,} of {len(given):,}; give a text or an integer for each row, and "
-                "leave rows without a class out"
+                f"{name}[{wrong[0]}] is {shown(given[wrong[0]])}, no "
+                f"{'text' if texts else 'integer'}, as are {len(wrong):,} of {len(given):,}; give "
+                "a text or an integer for each row, and leave rows without a class out"
             )
-        given = given.astype(np.str_)
+        given = given.astype(np.str_ if texts else np.int64)
     if given.dtype.kind == "O":  # rows of different lengths, or other things
         raise DataError(f"{name} = {shown(labels)} are no integers or texts of shape (rows,)")
     if given.ndim != 1 or given.dtype.kind not in "iuU":

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sslpipe.data.storage import load_array
 from sslpipe.errors import DataError, UserError, as_output, listed, shown
+from sslpipe.evaluation.array_rows import as_tensor
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.files import json_text, parse_object
 from sslpipe.models.state import hash_tensors
@@ -184,7 +185,7 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], str | None, dict[str, 
     """Read numbers, the text of our facts, and the facts that another program's texts are."""
     open_regular(path).close()
     if path.suffix == ".npy":
-        return {"features": torch.from_numpy(load_array(str(path)))}, None, {}
+        return {"features": as_tensor(load_array(str(path)))}, None, {}
     if path.suffix == ".npz":
         return _read_npz(path)
     with safetensors.safe_open(str(path), framework="pt") as file:
@@ -213,4 +214,4 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None, dict[str, Any]
         number = {name: place for place, name in enumerate(facts[NAMES])}
         places = [number[name] for name in ids.astype(np.str_).ravel().tolist()]
         arrays["ids"] = np.array(places, np.int64).reshape(ids.shape)
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}, text, facts
+    return {name: as_tensor(array) for name, array in arrays.items()}, text, facts

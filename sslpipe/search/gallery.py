@@ -23,6 +23,7 @@ from torch import Tensor
 
 from sslpipe.arguments import checked
 from sslpipe.errors import DataError, UserError, did_you_mean
+from sslpipe.evaluation.array_rows import as_tensor
 from sslpipe.evaluation.feature_files import CHECKSUM, UNREADABLE, content_sha256
 from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units, nearest
 from sslpipe.evaluation.whiten import Whitening
@@ -334,7 +335,7 @@ def as_rows(embeddings: object, name: str) -> Tensor:
     """
     rows = embeddings
     if isinstance(rows, np.ndarray):
-        rows = torch.from_numpy(np.require(rows, requirements=["C", "W"]))
+        rows = as_tensor(rows)
     if not isinstance(rows, Tensor) or not rows.is_floating_point() or rows.ndim not in (1, 2):
         kind = type(embeddings).__name__
         has = f" {rows.dtype} {tuple(rows.shape)}" if isinstance(rows, Tensor) else ""

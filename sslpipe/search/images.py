@@ -22,6 +22,7 @@ from sslpipe.arguments import checked
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError, shown
+from sslpipe.evaluation.array_rows import as_tensor
 from sslpipe.evaluation.embed import Embeddings, check_finite_rows
 from sslpipe.evaluation.feature_files import COMPARED, check_comparable
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
@@ -199,7 +200,7 @@ class ImageSearch:
             UserError: They do not fit.
         """
         if isinstance(queries, np.ndarray):
-            queries = torch.from_numpy(np.require(queries, requirements=["C", "W"]))
+            queries = as_tensor(queries)
         if not isinstance(queries, Tensor):
             raise UserError(
                 f"queries are a {type(queries).__name__}, not features (Q, F): of images they are "

@@ -138,6 +138,22 @@ def test_labels_may_be_names_of_classes():
     assert some.value == sslpipe.knn(*TRAIN, TEST[0][lacking], TEST[1][lacking]).value
 
 
+def test_labels_and_features_may_be_as_pandas_and_hdf5_give_them():
+    expected = sslpipe.knn(*TRAIN, *TEST)
+    numbers = [side[1].astype(object) for side in (TRAIN, TEST)]  # pandas' Int64
+    assert sslpipe.knn(TRAIN[0], numbers[0], TEST[0], numbers[1]) == expected
+    texts = [side[1].astype("S") for side in (TRAIN, TEST)]
+    assert sslpipe.knn(TRAIN[0], texts[0], TEST[0], texts[1]) == expected
+    big_endian = [side[0].astype(">f8") for side in (TRAIN, TEST)]
+    assert sslpipe.knn(big_endian[0], TRAIN[1], big_endian[1], TEST[1]) == expected
+    yes = [side[1] == 0 for side in (TRAIN, TEST)]
+    both = [sslpipe.knn(TRAIN[0], yes[0] * n, TEST[0], yes[1] * n).value for n in (True, 1)]
+    assert both[0] == both[1]
+    numbers[0][7] = None
+    with pytest.raises(DataError, match=rf"labels\[7\] is None, no integer.* 1 of {len(TRAIN[0])}"):
+        sslpipe.knn(TRAIN[0], numbers[0], *TEST)
+
+
 @pytest.mark.parametrize("missing", [None, float("nan"), 3])
 def test_a_row_without_a_text_is_no_class(missing):
     labels = ["a", "b"] * 50 + [missing]
