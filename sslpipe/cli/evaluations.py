@@ -24,6 +24,7 @@ from sslpipe.cli.terminal import (
     new_app,
     percent,
     print_table,
+    say_once,
     show,
     text_table,
     working,
@@ -134,6 +135,13 @@ def _open_sides(name: str, files: Files, *, one_split: bool) -> tuple[Features, 
         check_embeddings(train.rows, str(files.train))
         check_embeddings(test.rows, str(files.test))
     check_comparable(train.facts, test.facts)
+    for path, side in zip(paths, (train, test), strict=True):
+        zeros = int((side.rows.features == 0).all(dim=1).sum())
+        if zeros:
+            say_once(
+                f"{path}: {zeros:,} of {len(side.rows.ids):,} rows are all zeros, so that all are "
+                "as near to them; were these images embedded?"
+            )
     # what the files say of their splits: of one, where equal ids are to be the same sample
     if one_split:
         sources = [(side.facts.get("data"), side.facts.get("split")) for side in (train, test)]
@@ -143,6 +151,8 @@ def _open_sides(name: str, files: Files, *, one_split: bool) -> tuple[Features, 
                 f"`--exclude-same-id` is for two files of one split, and these are of {first} and "
                 f"{second}, whose equal ids are different samples; leave it out"
             )
+        for path, side in zip(paths, (train, test), strict=True):
+            _check_ids(str(path), side)
     elif name in LEARNS_FROM_TRAIN and torch.isin(test.rows.ids, train.rows.ids).any():
         sources = [
             (side.facts.get("data_sha256"), side.facts.get("split")) for side in (train, test)
@@ -153,6 +163,20 @@ def _open_sides(name: str, files: Files, *, one_split: bool) -> tuple[Features, 
                 "itself; name the files of two splits"
             )
     return train, test
+
+
+def _check_ids(name: str, side: Features) -> None:
+    """Raise DataError where rows of two classes have one id, as names without their folders."""
+    ids, order = side.rows.ids.sort(stable=True)
+    labels = side.rows.labels[order]
+    clash = ((ids[1:] == ids[:-1]) & (labels[1:] != labels[:-1])).nonzero()[:, 0].tolist()
+    if clash:
+        first, second = (side.class_name(int(labels[clash[0] + n])) for n in (0, 1))
+        raise DataError(
+            f"{name} has the id {side.sample_name(int(ids[clash[0]]))!r} for rows of the classes "
+            f"{first} and {second}: no query would find either by `--exclude-same-id`; give each "
+            "image an id of its own, such as its path"
+        )
 
 
 def _form(train: Features, power: float | None) -> dict[str, Any]:

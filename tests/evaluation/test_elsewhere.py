@@ -15,6 +15,7 @@ from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.feature_files import load_embeddings, save_embeddings
+from sslpipe.evaluation.neighbours import fixed_point_units
 from sslpipe.evaluation.vectors import alike, open_features
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.exports import trained
@@ -30,6 +31,56 @@ def test_a_npy_file_is_rows_without_labels(tmp_path):
     assert rows.labels.tolist() == [-1] * 12
     assert rows.ids.tolist() == list(range(12))
     assert metadata == {}
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_numbers_of_another_machines_order_of_bytes_are_read(tmp_path, suffix):
+    """As HDF5 and FITS have them."""
+    file = tmp_path / f"rows{suffix}"
+    if suffix == ".npy":
+        np.save(file, ROWS.astype(">f4"))
+    else:
+        np.savez(file, features=ROWS.astype(">f4"), labels=np.arange(12).astype(">i2"))
+    rows, _ = load_embeddings(file)
+    np.testing.assert_array_equal(rows.features.numpy(), ROWS.astype("f4"))
+    if suffix == ".npz":
+        assert rows.labels.tolist() == list(range(12))
+    queries = torch.eye(5)
+    expected = sslpipe.ImageSearch(file).find(queries, top=3)
+    assert sslpipe.ImageSearch(file).find(queries.numpy().astype(">f4"), top=3) == expected
+    gallery = sslpipe.Gallery(5)
+    gallery.add("Ada", ROWS[:2].astype(">f4"))
+    assert torch.equal(gallery.embeddings("Ada"), fixed_point_units(rows.features[:2]))
+
+
+def test_one_id_for_images_of_two_classes_hides_no_image_silently(tmp_path, call):
+    """Names of files without their folders: of each class there is a 0.jpg."""
+    rows = np.random.default_rng(0).normal(size=(40, 5))
+    labels = np.array(["ape", "owl"] * 20)
+    names = np.array([f"{place // 2}.jpg" for place in range(40)])
+    paths = np.array([f"{a}/{b}" for a, b in zip(labels, names, strict=True)])
+    file = tmp_path / "rows.npz"
+    for command in ("retrieval", "knn"):
+        words = ["evaluate", command, file, file, "--exclude-same-id"]
+        np.savez(file, features=rows, labels=labels, ids=names)
+        _, errors = call(*words, status=2)
+        assert "'0.jpg' for rows of the classes ape and owl" in errors
+        np.savez(file, features=rows, labels=labels, ids=paths)
+        call(*words)
+        # several rows of an image, as crops, may have its id
+        np.savez(file, features=rows, labels=np.sort(labels), ids=np.arange(40) // 2)
+        call(*words)
+
+
+def test_rows_of_zeros_are_said(tmp_path, call):
+    """What stands for images that could not be read: each row of the bank is as near."""
+    labels = np.arange(12) % 3
+    for name, rows in (("train", ROWS), ("test", np.where(labels[:, None] == 1, 0, ROWS + 1))):
+        np.savez(tmp_path / f"{name}.npz", features=rows, labels=labels)
+    files = [tmp_path / f"{name}.npz" for name in ("train", "test")]
+    _, errors = call("evaluate", "knn", *files, "--k", 3)
+    assert f"{files[1]}: 4 of 12 rows are all zeros" in errors
+    assert f"{files[0]}:" not in errors
 
 
 @pytest.mark.parametrize("kind", [np.int16, np.uint8, np.int64])

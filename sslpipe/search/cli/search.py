@@ -126,7 +126,8 @@ def _check_vectors(files: list[Path], features: str) -> None:
     if pictures:
         raise UserError(
             f"{pictures[0]} is searched for by the features of a network: name the one that "
-            f"{features} was embedded with by --model"
+            f"{features} was embedded with by --model; vectors are read from "
+            f"{', '.join(inputs.READ_SUFFIXES)}"
         )
     inputs.check_features(files)
 
