@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -26,7 +26,11 @@ def explain_errors(
 ) -> str:
     """Rewrite a pydantic error for users: key, value, what is wrong, nearest valid key.
 
-    `tree` is what was validated: the `kind` of a section says which keys are known in it.
+    Args:
+        error: Of `model`.
+        model: Of the whole file.
+        origin: The file; "" of none.
+        tree: What was validated: the `kind` of a section says which keys are known in it.
     """
     items = sorted(error.errors(), key=lambda item: [str(part) for part in item["loc"]])
     mistakes = _Mistakes(model, tree or {}, items)
@@ -35,12 +39,15 @@ def explain_errors(
     return (f"{origin}: " if origin else "") + "; ".join(lines[:MOST_LINES]) + more
 
 
-class _Mistakes(NamedTuple):
+class _Mistakes:
     """All that is wrong with a file: `explain` makes a text of each."""
 
-    model: type[BaseModel]
-    tree: Mapping[str, Any]
-    items: list[ErrorDetails]
+    def __init__(
+        self, model: type[BaseModel], tree: Mapping[str, Any], items: list[ErrorDetails]
+    ) -> None:
+        self._model = model
+        self._tree = tree
+        self._items = items
 
     def explain(self, item: ErrorDetails) -> str:
         """Return key, value, what is wrong, and the nearest valid key or value."""
@@ -78,7 +85,7 @@ class _Mistakes(NamedTuple):
         for depth in range(1, len(loc)):
             outer = self._field_at(loc[:depth])
             if outer is not None and len(kinds := _type_names(outer)) > 1:
-                alike = [other for other in self.items if other["loc"][:depth] == loc[:depth]]
+                alike = [other for other in self._items if other["loc"][:depth] == loc[:depth]]
                 whole = min(alike, key=lambda other: len(other["loc"]))["input"]
                 neither = f"is neither {' nor '.join(kinds)}{lost_quotes(whole)}"
                 return f"{'.'.join(map(str, loc[:depth]))} = {shown(whole)} {neither}"
@@ -86,10 +93,10 @@ class _Mistakes(NamedTuple):
 
     def _unknown_key(self, loc: Sequence[int | str]) -> str:
         key = ".".join(map(str, loc))
-        known = list((self._section_at(loc[:-1]) or self.model).model_fields)
+        known = list((self._section_at(loc[:-1]) or self._model).model_fields)
         near = did_you_mean(str(loc[-1]), known)
         if not near:
-            settings = [each for each in known_keys(self.model) if not each.endswith(".kind")]
+            settings = [each for each in known_keys(self._model) if not each.endswith(".kind")]
             near = did_you_mean_key(key, settings, most=1, cutoff=0.7)
         return f"unknown key {key}{near}; known here: {', '.join(known)}"
 
@@ -104,8 +111,8 @@ class _Mistakes(NamedTuple):
 
     def _section_at(self, loc: Sequence[int | str]) -> type[BaseModel] | None:
         """Return the class that reads what stands at a place; None where no class does."""
-        section: type[BaseModel] | None = self.model
-        tree: Any = self.tree
+        section: type[BaseModel] | None = self._model
+        tree: Any = self._tree
         for part in loc:
             if isinstance(part, int):  # of a list of sections
                 tree = tree[part] if isinstance(tree, list | tuple) and part < len(tree) else None
