@@ -256,8 +256,25 @@ class FusedViews(nn.Module):
 class KorniaViews(FusedViews):
     """Make FusedViews' views by kornia's ops, row by row; ops.py says where kornia differs.
 
-    The arguments are those of FusedViews; `kernels` has no effect.
+    Args:
+        preset: as in FusedViews, like its errors.
+        crop_px: side of the square views.
+        mean: as in FusedViews, like std.
+        std: of each channel.
+        settings: its others, but for kernels.
     """
+
+    def __init__(
+        self,
+        preset: str = "simclr",
+        crop_px: int = 224,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        **settings: Any,
+    ) -> None:
+        if "kernels" in settings:
+            raise ValueError(f"kernels = {settings['kernels']!r} is for FusedViews; leave it out")
+        super().__init__(preset, crop_px, mean, std, **settings)
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan:
         """Plan the views of a batch that have these parameters."""

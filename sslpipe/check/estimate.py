@@ -89,9 +89,15 @@ def check_of(
 ) -> Check:
     """Time a step, and put what is known of a run of any kind around what is known of this one.
 
-    `rows` are what else people come for, `details` what they look at when something is odd; a
-    warning of None does not apply. Values of the columns `in_several` are meant to be in several
-    splits.
+    Args:
+        plan: Of the run.
+        estimate: Of the plan.
+        watch: Which number to watch.
+        rows: What else people come for.
+        details: What else they look at when something is odd.
+        warnings: Further ones; None: it does not apply.
+        in_several: Columns whose values are meant to be in several splits.
+        step_flops: Of a step; 0: not counted.
     """
     recipe = plan.recipe
     parts = estimate.parts
@@ -147,12 +153,24 @@ def step_seconds(
     cached: bool = False,
     half_size_share: float = 0.0,
 ) -> float:
-    """Measure the time of a global step on one process of this machine: the mean over a run.
+    """Measure the time of a global step on one process of this machine.
 
     Views, forward and backward of some images of noise are timed and scaled to the batch. Loss,
-    optimizer, communication and decoding are not. The model takes the views alone; it is moved to
-    the device, and its buffers change. `cached`: views and forward are timed twice, as gradient
-    caching computes them. Halved views, `half_size_share` of the steps, are timed as well.
+    optimizer, communication and decoding are not.
+
+    Args:
+        model: Takes the views alone. It is moved to the device; its buffers change.
+        augment: The views.
+        canvas_px: The longest side of a decoded image.
+        batch_size: Images of a global step.
+        precision: fp64, fp32, bf16 or fp16.
+        device: Where to compute.
+        image_type: Of the images.
+        cached: Time views and forward twice, as gradient caching computes them.
+        half_size_share: Part of the steps whose views are halved; they are timed as well.
+
+    Returns:
+        Seconds, the mean over the run's steps.
     """
     model = model.to(device, memory_format=torch.channels_last).train()
     augment = augment.to(device)

@@ -130,7 +130,15 @@ def open_table(url: str, file: MetadataFile) -> "pa.Buffer":
 def read_cells(
     url: str, raw: "pa.Buffer", *, name: str, kind: Kind, samples: int
 ) -> "pa.ChunkedArray":
-    """Read a column of a split's table. Raises: DataError where `sslpipe` did not write it so."""
+    """Read a column of a split's table. Raises: DataError where it is not as `sslpipe` writes it.
+
+    Args:
+        url: Of the table, for messages.
+        raw: The table, of `open_table`.
+        name: Of the column.
+        kind: Of the column.
+        samples: Of the split.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -59,6 +59,11 @@ def held_out(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> Held
     more than images_per_class; where none has, two classes or more; where a batch needs these,
     nothing.
 
+    Args:
+        recipe: Of a fine-tuning.
+        split: As `labelled_split` gives it, like names.
+        names: Of the classes, by label.
+
     Raises:
         RecipeError: As in `validation_ids`.
     """

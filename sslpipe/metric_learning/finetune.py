@@ -107,6 +107,12 @@ def view_labels(
 ) -> tuple[Tensor, Tensor, LabelCounts]:
     """Label each of the views that are made of a batch. Collective.
 
+    Args:
+        batch: Of this rank, B images.
+        classes: (C,) int64, the labels that are trained on, ascending.
+        views: Of each image.
+        device: Where the labels are wanted.
+
     Returns:
         Class indices, -1 for a class that is not trained on, and sample ids: both (views * B,)
         int64, view by view. And what losses ask of the labels of all ranks, counted on the host.
@@ -140,7 +146,12 @@ def mining_stats(task: MetricTask) -> Mapping[str, float]:
 
 @torch.no_grad()
 def similarities(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
-    """Average the cosines of pairs of one class and of two, and the effective rank. Collective."""
+    """Average the cosines of pairs of one class and of two, and the effective rank. Collective.
+
+    Args:
+        embeddings: (B, D) of this rank, any scale.
+        labels: (B,) int64.
+    """
     u = unit(all_gather_rows(embeddings).float())  # (N, D)
     labels = all_gather_rows(labels)
     cosines = u @ u.T

@@ -17,6 +17,10 @@ class EmbeddingQueue(nn.Module):
 
     All state lies in buffers, which are saved, and restored when a step is undone.
 
+    Args:
+        size: How many rows.
+        dim: D of the embeddings.
+
     Source:
         Wang et al. 2020 (cross-batch memory), arXiv:1912.06798, alg. 1. There the current batch
         enters before it is compared; here it is compared as itself, with its gradient, so push
@@ -60,8 +64,12 @@ class MetricTask(nn.Module):
 
     Everything is in one module, so that DDP sees one forward.
 
-    The losses are entries of METRIC_LOSSES and HEADS, each with its weight; the miner goes to each
-    of them, and the queue's rows are further references.
+    Args:
+        backbone: Makes the embeddings.
+        losses: Entries of METRIC_LOSSES and HEADS.
+        weights: Of the losses, one each.
+        miner: Goes to each of them.
+        queue: Its rows are further references from the call on that says so.
     """
 
     def __init__(
@@ -88,7 +96,11 @@ class MetricTask(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Compute the loss and the embeddings.
 
-        Labels are those of the views, < 0 for none; ids say which sample each view shows.
+        Args:
+            views: Of the images.
+            labels: Of the views, < 0 for none.
+            ids: Which sample each view shows.
+            counts: Of the labels, where the host knows them.
 
         Shape:
             views (B, 3, S, S), labels (B,), ids (B,) -> (), (B, D) not normalised.

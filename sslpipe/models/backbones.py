@@ -81,7 +81,9 @@ class Backbone(nn.Module):
 class JoinedBackbone(Backbone):
     """Several networks side by side, the features of each with length 1.
 
-    Their features come in the order of `networks`; `sides` are those of each part's square images.
+    Args:
+        networks: One a part, in the order of their features.
+        sides: Of each part's square images, in px.
 
     Raises:
         ValueError: They are not 2 to MOST_PARTS.

@@ -52,7 +52,12 @@ def adapt_kernels(weight: Tensor, channels: Sequence[str]) -> Tensor:
     green and blue in turn; all are scaled by 3 / C, so that what comes out keeps its size. One
     channel alone gets the sum.
 
-    (O, 3, h, w) and C names -> (O, C, h, w).
+    Args:
+        weight: (O, 3, h, w).
+        channels: C names.
+
+    Returns:
+        (O, C, h, w).
 
     Source:
         timm, `adapt_input_conv`, which knows no names.

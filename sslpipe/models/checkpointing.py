@@ -41,7 +41,10 @@ def checkpoint_activations(backbone: Backbone, kind: str, *, enabled: bool = Tru
     The weights of a step are the same to the last bit on a CPU: dropout draws the same numbers
     again. What is computed twice is one forward, as with data.micro_batch.
 
-    The backbone is changed in place, and the keys of its state dict stay; `kind` is for messages.
+    Args:
+        backbone: Changed in place; the keys of its state dict stay.
+        kind: Its backbone.kind, for messages.
+        enabled: False: switch it off again.
 
     Raises:
         RecipeError: The network has BatchNorms, whose statistics would move twice a step, or its

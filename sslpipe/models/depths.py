@@ -17,7 +17,9 @@ class DepthEmbedding(nn.Module):
 
     These are the branches of a hard-aware deeply cascaded embedding; `HDCLoss` trains them.
 
-    `dim` is that of all layers together; each has its share.
+    Args:
+        widths: Features at each depth.
+        dim: Of all layers together; each has its share.
 
     Shape:
         (B, width) of each depth -> (B, dim).
@@ -72,7 +74,12 @@ def embed_depths(
 ) -> DepthEmbedding:
     """Make the embedding layers of a network's taps and of its features.
 
-    An image of zeros tells the width at each tap; `dim` is that of all layers together.
+    Args:
+        network: (B, C, H, W) -> (B, F); an image of zeros tells the width at each tap.
+        taps: As in `features_at`.
+        dim: Of all layers together.
+        channels: C.
+        crop_px: H and W.
 
     Raises:
         RecipeError: No such module, one that gives no features, or a width that cannot be divided.

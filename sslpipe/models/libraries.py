@@ -32,6 +32,10 @@ class TransformersTower(nn.Module):
     What the model itself pools counts (its class token, its mean); a pooler that is a dense layer
     behind the class token, as BERT has it, is omitted. A model that pools nothing gives its class
     token, else the mean of its last hidden state.
+
+    Args:
+        model: Of `transformers.AutoModel`, of images.
+        crop_px: Side of the images.
     """
 
     def __init__(self, model: nn.Module, crop_px: int) -> None:
@@ -81,7 +85,11 @@ class TransformersTower(nn.Module):
 
     @torch.no_grad()
     def features_of_output(self, image_shape: Sequence[int]) -> str:
-        """Write what `forward` takes of the output, as Python: "last_hidden_state[:, 0]"."""
+        """Write what `forward` takes of the model's output, as Python: "last_hidden_state[:, 0]".
+
+        Args:
+            image_shape: (C, S, S).
+        """
         output = self._output(torch.zeros((1, *image_shape)))
         if getattr(output, "pooler_output", None) is not None:
             return "pooler_output.flatten(1)"
@@ -166,8 +174,11 @@ def open_clip_network(
 ) -> nn.Module:
     """Build the image tower of open_clip with random weights.
 
-    `embed_dim` features are those that images and texts share, `vision` is the `vision_cfg` of
-    open_clip's configuration, and `quick_gelu` OpenAI's form of GELU.
+    Args:
+        embed_dim: Features, those that images and texts share.
+        vision: `vision_cfg` of open_clip's configuration.
+        quick_gelu: OpenAI's form of GELU.
+        crop_px: Side of the images.
 
     Raises:
         RecipeError: open_clip is not installed, or refuses the configuration.

@@ -53,6 +53,9 @@ def check_side(what: str, side_px: int) -> None:
 def within_memory(what: str) -> Iterator[None]:
     """Turn an allocation that fails into one line.
 
+    Args:
+        what: The recipe's section, for messages: "[backbone]".
+
     Raises:
         TooLarge: What is built inside needs more memory than this machine gives.
     """
@@ -76,6 +79,9 @@ def small_enough(what: str) -> Iterator[None]:
 
     Its weights are counted as they are declared, before they are drawn: memory that is only
     reserved takes none.
+
+    Args:
+        what: The recipe's section, for messages: "[backbone]".
 
     Raises:
         TooLarge: It has more modules, which would take minutes and all memory, or its weights

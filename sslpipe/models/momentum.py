@@ -25,6 +25,10 @@ class MomentumPair(nn.Module):
     keys over the GPUs, as the statistics of one GPU's images tell which keys belong to a query;
     those of the global batch are the same for all.
 
+    Args:
+        backbone: images -> features.
+        projector: the recipe's section.
+
     Source:
         He et al. 2019 (MoCo), arXiv:1911.05722, eq. 2, alg. 1 and section 3.3; Chen et al. 2020
         (MoCo v2), arXiv:2003.04297.
@@ -72,6 +76,11 @@ def momentum_at(step: int, settings: Momentum, steps: int) -> float:
 
     "constant": always that. "cosine": rises to 1 at step = steps, one past the last:
     1 - (1 - start) (1 + cos(pi step / steps)) / 2.
+
+    Args:
+        step: counts from 0.
+        settings: the recipe's section.
+        steps: length of the run.
 
     Source:
         Grill et al. 2020 (BYOL), arXiv:2006.07733, section 3.3.

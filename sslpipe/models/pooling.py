@@ -76,7 +76,11 @@ POOLS: dict[str, Callable[[], nn.Module]] = {
 def set_pool(network: nn.Module, pool: str, kind: str, power: float | None = None) -> None:
     """Replace a network's average over all positions, in place; "avg" leaves it as it is.
 
-    With a `power` that of "gem" is set, else it is learned.
+    Args:
+        network: Of torchvision, timm or this library.
+        pool: A name of POOLS.
+        kind: The recipe's name of the network, for messages.
+        power: Of "gem", set and not learned; None: it is learned.
 
     Raises:
         RecipeError: It has no such average, or not as a module; or `pool` has no power.

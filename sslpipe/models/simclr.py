@@ -41,6 +41,10 @@ def build_projector(num_features: int, projector: Projector) -> nn.Sequential:
 class SimCLR(nn.Module):
     """Backbone and projector; weights as torch and torchvision initialise them.
 
+    Args:
+        backbone: images -> features.
+        projector: the recipe's section.
+
     Source:
         Chen et al. 2020, arXiv:2002.05709, fig. 2.
     """

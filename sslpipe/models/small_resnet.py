@@ -8,6 +8,11 @@ from torch import Tensor, nn
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut.
 
+    Args:
+        in_width: channels in.
+        width: channels out.
+        stride: of the first convolution.
+
     Source:
         He et al. 2015, arXiv:1512.03385, fig. 2.
     """

@@ -88,7 +88,12 @@ def module_sha256(module: nn.Module) -> str:
 
 
 def hash_tensors(state: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Add the names, types, shapes and bytes of tensors to a hash, sorted by name."""
+    """Add the names, types, shapes and bytes of tensors to a hash, sorted by name.
+
+    Args:
+        state: Of hashlib.
+        tensors: By name.
+    """
     for name, tensor in sorted(tensors.items()):
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -98,7 +103,10 @@ def hash_tensors(state: Any, tensors: Mapping[str, Tensor]) -> None:
 def check_finite(features: Tensor, samples: Sequence[object], network: str) -> None:
     """Check that features are numbers.
 
-    `samples` name the sample of each row of `features`, (N, F), and `network` what computed them.
+    Args:
+        features: (N, F).
+        samples: Names each row's sample.
+        network: Names what computed them.
 
     Raises:
         DataError: NaN or infinity; it names the first sample and the network.

@@ -21,7 +21,9 @@ def sync_batchnorm(module: nn.Module, world: int) -> nn.Module:
     unchanged. A norm that applies children afterwards (timm's BatchNormAct2d: drop, act) keeps
     them.
 
-    It comes before DDP wraps the model; with a `world` of 1 nothing is replaced.
+    Args:
+        module: the model, before DDP wraps it.
+        world: number of processes; with 1 nothing is replaced.
 
     Returns:
         The module, or its replacement where it is a BatchNorm itself.

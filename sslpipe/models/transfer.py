@@ -19,6 +19,12 @@ def copy_weights(source: Backbone, target: Backbone, kind: str, what: str = "--i
     Position tables for other crops are resized. An embedding layer of the same width is copied;
     a learned pooling that only one of them has starts anew, or is dropped.
 
+    Args:
+        source: The network whose weights are copied.
+        target: Of the same architecture.
+        kind: Its name in recipes.
+        what: Names the source in messages.
+
     Raises:
         WeightsError: The network is another one, or weights are not finite; nothing is copied.
     """

@@ -84,8 +84,11 @@ def freeze_layers(
 
     Frozen blocks are in eval mode: neither their statistics nor their dropout change.
 
-    With `frozen` all blocks are frozen, with `last_blocks` all but so many of the last; with
-    `batchnorm` every BatchNorm is in eval mode.
+    Args:
+        backbone: Whose network.
+        frozen: Freeze all of them.
+        last_blocks: Freeze all but so many of the last; None: none.
+        batchnorm: All BatchNorms are in eval mode.
     """
     network = backbone.network
     names = block_names(network)

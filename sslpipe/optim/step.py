@@ -18,6 +18,11 @@ def lr_at(step: int, optim: Optim, steps: int) -> float:
     With w = warmup_steps: peak_lr * step / w for step < w (as in SimCLR's code); from there on
     peak_lr * (1 + cos(pi (step - w) / (steps - w))) / 2, 0 one past the last step, or, where the
     schedule is "constant", peak_lr. A run shorter than its warm-up ends inside it.
+
+    Args:
+        step: counts from 0.
+        optim: the recipe's section.
+        steps: length of the run.
     """
     warmup = optim.warmup_steps
     if step < warmup:
@@ -41,7 +46,10 @@ def ramp_at(step: int, tune: Tune) -> float:
 def set_lr(optimizer: Optimizer, lr: float, ramp: float = 1.0) -> float:
     """Set every group's learning rate, times the group's own factor; returns it, for the log.
 
-    Groups of pretrained parameters are multiplied by `ramp`, too.
+    Args:
+        optimizer: As `Optim.build` makes it.
+        lr: The rate.
+        ramp: Further factor of the groups of pretrained parameters.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)  # none in an optimizer of one's own
@@ -63,6 +71,11 @@ def clip_gradient(
     optimizer: Optimizer, parameters: list[nn.Parameter], most: float | None
 ) -> Tensor:
     """Bring the gradient's length to at most `most`: in place, on CUDA by writing a `grad_scale`.
+
+    Args:
+        optimizer: Of the parameters.
+        parameters: Whose gradients are one vector.
+        most: The length; None: any.
 
     Returns:
         The length () before that.

@@ -176,7 +176,11 @@ class Room(NamedTuple):
 def check_memory(memory: Memory, recipe: RunRecipe, room: Room, world: int = 1) -> str | None:
     """Return a warning where an estimate exceeds what is free; else None.
 
-    `memory` is of one process, its weights not yet on the device; `world` counts all processes.
+    Args:
+        memory: Of one process, its weights not yet on the device.
+        recipe: Named in the remedy.
+        room: What there is.
+        world: All processes.
 
     Raises:
         RecipeError: It exceeds all there is HOPELESS times.
@@ -206,6 +210,11 @@ def warn_of_memory(plan: Plan[PartsT], parts: PartsT, process: Rank) -> None:
     """Warn on rank 0 where a step is likely to need more memory than is free.
 
     No forward runs where there is room for more than networks keep.
+
+    Args:
+        plan: Of the run.
+        parts: On the CPU.
+        process: This process among all.
     """
     device = training_device(plan.recipe)
     world = process.world_size
@@ -225,8 +234,13 @@ def checkpointed_bytes(
 ) -> int:
     """Count what a forward with activation checkpointing keeps, and what backward makes again.
 
-    That is the activations of one block, the one with the most; `count` is `saved_bytes` of a model
-    that the backbone is part of.
+    That is the activations of one block, the one with the most.
+
+    Args:
+        backbone: With activation checkpointing.
+        count: `saved_bytes` of a model that it is part of.
+        rows: As in `saved_bytes`.
+        channels: As there.
     """
     kept = count(rows=rows, channels=channels)
     blocks = checkpointed_blocks(backbone)
@@ -249,7 +263,13 @@ def saved_bytes(
 ) -> int:
     """Count the bytes that a forward of `rows` views keeps for backward; the model stays as it is.
 
-    With `largest_of`, modules of the model, it is what the one of them keeps that keeps the most.
+    Args:
+        model: Takes the views.
+        rows: How many.
+        crop_px: Their side.
+        precision: As in `estimate_memory`.
+        channels: Of the views.
+        largest_of: Modules of the model: count what the one of them keeps that keeps the most.
 
     Raises:
         RecipeError: The network cannot take such views, or keeps more than the machine has.

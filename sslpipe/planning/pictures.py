@@ -53,7 +53,9 @@ def preview(
 def nearest_ids(queries: Embeddings, searched: Embeddings) -> NDArray[np.int64]:
     """Find the nearest samples of some queries by cosine, without the queries themselves.
 
-    QUERIES of `queries` are taken, evenly spread; they may be among `searched`.
+    Args:
+        queries: Rows of which QUERIES are taken, evenly spread.
+        searched: Rows, among which they may be.
 
     Returns:
         (Q, 1 + K) ids: of the query, then of its K <= NEAREST nearest.
@@ -82,6 +84,10 @@ def neighbours_picture(watched: Watched, ids: NDArray[np.int64]) -> Image.Image:
 
     The class below an image is green where it is the query's, red where it is another one, grey
     where one of the two is not known.
+
+    Args:
+        watched: The samples, and how they are read.
+        ids: From `nearest_ids`.
     """
     thumbnails = _thumbnails(watched, ids)
     unreadable = Image.new("RGB", (1, 1), BACKGROUND)

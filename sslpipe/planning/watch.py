@@ -24,7 +24,13 @@ def can_choose(labels: NDArray[np.int64], *, views: bool) -> bool:
 
 
 def watch_text(config: RunConfig, labels: NDArray[np.int64], *, views: bool) -> str:
-    """Return which number of a run to watch, and whether it decides which weights are kept."""
+    """Return which number of a run to watch, and whether it decides which weights are kept.
+
+    Args:
+        config: The recipe's [run], resolved.
+        labels: As in `can_choose`.
+        views: As in `can_choose`.
+    """
     if not len(labels):
         return "nothing is held out: no score shows whether training helps"
     held = f"{len(labels):,} held-out images"
@@ -41,7 +47,14 @@ def watch_text(config: RunConfig, labels: NDArray[np.int64], *, views: bool) -> 
 
 
 def check_choice(config: RunConfig, labels: NDArray[np.int64], *, views: bool, remedy: str) -> None:
-    """Raise RecipeError where no evaluation of a run could decide its run.keep or run.patience."""
+    """Raise RecipeError where no evaluation of a run could decide its run.keep or run.patience.
+
+    Args:
+        config: The recipe's [run].
+        labels: As in `can_choose`.
+        views: As in `can_choose`.
+        remedy: What to change.
+    """
     setting = "run.keep = 'best'" if config.keep == "best" else "run.patience"
     if config.keep != "best" and not config.patience:
         return

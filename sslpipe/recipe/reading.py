@@ -49,8 +49,11 @@ def parse_recipe(
 ) -> RunRecipe:
     """Validate a tree of plain values, of any kind. Raises: RecipeError, as `load_recipe`.
 
-    A tree that is `recorded` is of a run that is there: its trackers need not be installed here.
-    `overrides` are what was put into the tree.
+    Args:
+        tree: As TOML or JSON gives it.
+        origin: Where it came from, for messages.
+        recorded: It is of a run that is there: its trackers need not be installed here.
+        overrides: What was put into the tree.
     """
     model = model_for(tree, origin)
     named: dict[str, Any] = {}
@@ -219,6 +222,10 @@ def recipe_models() -> dict[str, type[RunRecipe]]:
 
 def model_for(tree: Mapping[str, Any], origin: str) -> type[RunRecipe]:
     """Return which class the settings of a recipe have.
+
+    Args:
+        tree: As TOML or JSON gives it.
+        origin: Where it came from, for messages.
 
     Raises:
         RecipeError: It has a section that no kind of recipe of this installation has.

@@ -95,6 +95,10 @@ def embedding_map(run: RunFiles, queries: Features) -> Markup:
 def named_labels(classes: list[str], labels: Integers) -> tuple[list[str], Integers]:
     """Name labels; those behind the last name are numbered by rank, as they may be of any size.
 
+    Args:
+        classes: Names by label.
+        labels: (n,), -1 for none.
+
     Returns:
         Names, and (n,) the place of each label among them.
     """

@@ -48,8 +48,12 @@ def build_page(
 ) -> str:
     """Return the whole HTML file of a run; it loads nothing from the network.
 
-    Without an `index`, of the data set that was evaluated, there are no pictures; `queries` are
-    embeddings of the test split, and `say` is called with each section that comes next.
+    Args:
+        run: What the run directory holds.
+        index: The data set that was evaluated; None: no pictures.
+        queries: Embeddings of the test split.
+        bank: Embeddings to search in.
+        say: Called with the section that comes next.
 
     Raises:
         UserError: The embeddings are of another data set.

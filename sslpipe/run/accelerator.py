@@ -64,6 +64,10 @@ def accelerate_kept() -> Iterator[None]:
 def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
     """Join the launcher's process group, if there is one, over gloo where `cpu`; do it first.
 
+    Args:
+        cpu: Whether to compute there.
+        timeout_s: Of a collective, in seconds.
+
     Raises:
         UserError: The launcher's processes are not the ones accelerate sees, or it asks for a model
             that is cut into parts.
@@ -234,8 +238,12 @@ def describe_run(
 ) -> None:
     """Write recipe.json, data.json and run.json: what export and report need, without the shards.
 
-    `index_sha256` is that of the index as the checkpoints record it; `metadata` has `precision`,
-    `world` and, of a run from weights, `init`.
+    Args:
+        run_dir: The run directory.
+        recipe: Resolved.
+        index: The data set.
+        index_sha256: Of it, as the checkpoints record it.
+        metadata: `precision`, `world` and, of a run from weights, `init`.
     """
     manifest = index.manifest.model_dump(mode="json", exclude={"splits"})
     manifest["samples"] = {

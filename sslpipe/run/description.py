@@ -85,7 +85,9 @@ def write_description(run_dir: Path, trees: Mapping[str, Tree]) -> None:
     The manifest of an earlier start goes first: what a kill between two writes leaves is whole,
     and belongs to no manifest.
 
-    `trees` are the contents of the files of DESCRIPTION.
+    Args:
+        run_dir: The run directory.
+        trees: Content of each file of DESCRIPTION.
     """
     texts = {name: json_text(tree) for name, tree in trees.items()}
     manifest = {name: [hashlib.sha256(text.encode()).hexdigest()] for name, text in texts.items()}
@@ -99,6 +101,11 @@ def write_description(run_dir: Path, trees: Mapping[str, Tree]) -> None:
 
 def read_description(run_dir: Path, name: str, kind: type[T]) -> T:
     """Read a file of DESCRIPTION, as MANIFEST.json has it.
+
+    Args:
+        run_dir: The run directory.
+        name: Of the file.
+        kind: What it must hold.
 
     Raises:
         UserError: It, or the manifest, is missing or damaged; names the file and the remedy.

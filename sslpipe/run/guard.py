@@ -141,8 +141,12 @@ class StepGuard:
     ) -> None:
         """Count a step as good or bad; on CUDA its numbers are read at the next one.
 
-        `ids` and `source_ids`, (B,) int64 on the host, are of this rank's places and of the images
-        used.
+        Args:
+            step: The global step.
+            ids: (B,) int64, of this rank's places; on the host.
+            source_ids: (B,) int64, of the images used.
+            decision: Of that step.
+            epoch: Of the batch.
 
         Raises:
             UserError: max_bad_steps non-finite steps in a row. On CUDA a step later, with weights

@@ -55,7 +55,8 @@ class RunLock:
 
     RUN/lock.json names the process that holds it, for messages.
 
-    The run directory is made where it is not there.
+    Args:
+        run_dir: The run directory; made where it is not there.
 
     Raises:
         UserError: Another process holds it.

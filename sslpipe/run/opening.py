@@ -46,6 +46,11 @@ def open_run(
 ) -> Iterator[Run[PartsT]]:
     """Start or resume a run; inside, its directory is held. Collective.
 
+    Args:
+        plan: For this run directory.
+        run_dir: As in `hold_directory`.
+        parts: What is trained; None: what the plan builds.
+
     Raises:
         UserError: As `hold_directory`; what the plan or this machine refuses; the run was another
             one, or all its checkpoints are damaged.

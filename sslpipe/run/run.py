@@ -146,7 +146,8 @@ class Run(Generic[PartsT]):
     def steps(self, batches: Generator[Batch]) -> Iterator[tuple[int, Batch]]:
         """Set the learning rate and yield (step, batch), until all are done or ranks agree to stop.
 
-        The `batches` are endless, from `first_step` on; they are closed with the run.
+        Args:
+            batches: Endless, from `first_step` on; closed with the run.
         """
         self.held.opened.callback(batches.close)
         self.held.opened.callback(self.quarantine.write_own)
@@ -180,6 +181,10 @@ class Run(Generic[PartsT]):
 
         With data.micro_batch a slice of every stream at a time, without gradient: `step` then
         carries dL/dz back. The negatives and the gradient are those of the whole batch.
+
+        Args:
+            views: From `augment`.
+            more: What else the model's forward takes.
         """
         self.guard.remember()  # the buffers, for a step that is skipped
         if self.cache is not None:

@@ -9,7 +9,11 @@ T = TypeVar("T")
 
 
 class Meter:
-    """Speed between two readings, without the time spent in evaluation and in saving."""
+    """Speed between two readings, without the time spent in evaluation and in saving.
+
+    Args:
+        batch_size: Images of a global step.
+    """
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size

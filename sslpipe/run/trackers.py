@@ -220,6 +220,12 @@ def log_evaluation(
     """Copy an evaluation's numbers, as test/NAME, to the trackers that the run itself names.
 
     A run that is being trained writes there itself: then nothing is copied, which is said.
+
+    Args:
+        run_dir: The run directory.
+        values: Name -> number.
+        step: Optimizer steps of the weights that were measured.
+        warn: Shows a message to the user.
     """
     recipe = read_description(run_dir, "recipe.json", Outline)
     names = recipe.run.trackers

@@ -137,7 +137,11 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
 
     Position tables of other sizes are resized as timm resizes them.
 
-    `tensors` have the keys of a known spelling, a classifier's with them.
+    Args:
+        backbone: Of the architecture of the tensors.
+        kind: Its name in recipes.
+        tensors: With the keys of a known spelling, a classifier's with them.
+        what: Names the source in messages.
 
     Raises:
         WeightsError: Less than the whole backbone fits; nothing was loaded then.

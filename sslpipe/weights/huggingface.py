@@ -109,6 +109,11 @@ def folder_view(folder: Path, what: str, config: Config) -> StatedView:
     The view's images are compared with the processor's own: a note says where they are others,
     or where it makes none of an image alone.
 
+    Args:
+        folder: Of the model.
+        what: Names it in messages.
+        config: Of the model.
+
     Raises:
         WeightsError: transformers refuses the processor, or no view makes its images.
     """

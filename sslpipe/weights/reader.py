@@ -464,7 +464,14 @@ def _sketch(component: SparseSettings, crop_px: int, opened: _Opened) -> Backbon
 def _build(
     component: SparseSettings, crop_px: int, encoder: Encoder, *, fixed: bool
 ) -> tuple[Backbone, SparseSettings]:
-    """Build the network; the weights decide its channels, and a ResNet's stem unless `fixed`."""
+    """Build the network; the weights decide its channels and a ResNet's stem, unless a recipe does.
+
+    Args:
+        component: What it is built from.
+        crop_px: Side of its images.
+        encoder: The weights.
+        fixed: A recipe decides.
+    """
     tensors = encoder.match.stored if encoder.is_found else encoder.tensors
     with within_memory("backbone"):
         backbone = build_backbone(component, crop_px=crop_px)

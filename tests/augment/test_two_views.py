@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment.ops import draws
 from sslpipe.augment.presets import PRESETS
-from sslpipe.augment.two_views import AUGMENTS, FusedViews, TwoViews
+from sslpipe.augment.two_views import AUGMENTS, FusedViews, KorniaViews, TwoViews
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError
 
@@ -254,6 +254,8 @@ def test_extra_ops_touch_their_view_and_depend_on_the_sample_only(kind):
 def test_kornias_views_refuse_what_they_would_ignore(setting):
     with pytest.raises(ValueError, match=f"augment.{next(iter(setting))} is not a setting"):
         AUGMENTS["kornia"](crop_px=32, **setting)
+    with pytest.raises((ValueError, RecipeError), match=next(iter(setting))):
+        KorniaViews("simclr", 32, **setting)
     assert AUGMENTS["kornia"](crop_px=32).build(mean=MEAN, std=STD).crop_px == 32
 
 

@@ -202,7 +202,11 @@ def compare(
 
     A row is no pair with itself, nor with a reference of the same id: an old copy of it.
 
-    Ranks may have different n; rows with a label < 0 are in no pair.
+    Args:
+        embeddings: (n, D); n may differ between ranks.
+        labels: (n,) int64; rows with a label < 0 are in no pair.
+        ids: (n,) int64, which sample each row shows.
+        ref: Further columns.
     """
     counts = row_counts(embeddings.shape[0])
     rank = current_rank().rank
