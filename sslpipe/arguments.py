@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
@@ -66,9 +67,19 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
             if argument in adapters:
                 value = _checked_value(argument, value, adapters[argument])
             bound.arguments[argument] = value
-        return function(*bound.args, **bound.kwargs)
+        with _torchs_own_device():
+            return function(*bound.args, **bound.kwargs)
 
     return call
+
+
+def _torchs_own_device() -> AbstractContextManager[object]:
+    """Have tensors made on the CPU inside, whatever default a notebook has set, if it has torch."""
+    if "torch" not in sys.modules:
+        return nullcontext()
+    from sslpipe.precision import cpu_by_default
+
+    return cpu_by_default()
 
 
 def _at_home(value: Any) -> Any:

@@ -1,13 +1,12 @@
 """What the ranks of a run say to each other; with no process group everything is the identity.
 
-Every function here is collective, except `current_rank`, `pick_device`, `cpu_by_default`,
-`to_device`, `message_device` and `Rank`'s own: all ranks call it, in the same order.
+Every function here is collective, except `current_rank`, `pick_device`, `to_device`,
+`message_device` and `Rank`'s own: all ranks call it, in the same order.
 
 Numbers that are on the host (counts, ids, votes, objects) travel between the hosts, beside nccl
 over a group of their own: no device has to be waited for.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -84,11 +83,6 @@ def pick_device(name: str, setting: str) -> str:
     if not available[name]:
         raise UserError(f"{setting}, but torch sees no {name.upper()} device; use 'auto' or 'cpu'")
     return name
-
-
-def cpu_by_default() -> AbstractContextManager[object]:
-    """Make tensors on the CPU inside where no device is named; a mode only where it is needed."""
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

@@ -1,13 +1,18 @@
-"""Dtypes of the precisions of a training, and wider ones where a device has them."""
+"""Dtypes of the precisions of a training, wider ones where a device has them, and defaults."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # the others compute as weights are
+
+
+def cpu_by_default() -> AbstractContextManager[object]:
+    """Make tensors on the CPU inside where no device is named; a mode only where it is needed."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def wide_dtype(device: torch.device | str) -> torch.dtype:

@@ -169,8 +169,19 @@ def test_a_step_of_bf16_computes_with_the_weights_of_the_step_before(around):
     assert torch.is_autocast_cache_enabled()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_another_default_dtype_changes_no_call(dtype, tmp_path):
+@pytest.mark.parametrize(
+    "notebook",
+    [
+        partial(default_dtype, torch.float64),
+        partial(default_dtype, torch.bfloat16),
+        partial(torch.device, "meta"),
+    ],
+    ids=["float64", "bfloat16", "default device"],
+)
+def test_another_default_of_torch_changes_no_call(notebook, tmp_path):
+    data = write_dataset(tmp_path / "data")
+    recipe = write_recipe(tmp_path)
+    backbone = trained()
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(40, 8)).astype(np.float32)
     labels = np.arange(40) % 4
@@ -181,9 +192,13 @@ def test_another_default_dtype_changes_no_call(dtype, tmp_path):
         "linear_probe": lambda: sslpipe.linear_probe(rows, labels, 2 * rows, labels),
         "views": lambda: sslpipe.TwoViews("simclr", crop_px=32)(images)[0].numpy().tobytes(),
         "duplicates": lambda: repr(sslpipe.find_duplicates(images)),
+        "encode": lambda: backbone.encode(images).numpy().tobytes(),
+        "embed": lambda: sslpipe.embed(backbone, data, "train").features.numpy().tobytes(),
+        "preview": lambda: sslpipe.preview(recipe, data, images=2).tobytes(),
+        "check": lambda: sslpipe.check_recipe(recipe, data, overrides=["steps=2"]).warnings,
     }
     expected = {name: call() for name, call in calls.items()}
-    with default_dtype(dtype):
+    with notebook():
         assert {name: call() for name, call in calls.items()} == expected
 
 

@@ -28,7 +28,7 @@ from sslpipe.evaluation.features import data_metadata, named_classes
 from sslpipe.evaluation.whiten import Whitening, WhiteningLayer
 from sslpipe.export.saved import Config, SavedBackbone
 from sslpipe.models.backbones import Backbone
-from sslpipe.models.state import check_finite, evaluating, weights_dtype
+from sslpipe.models.state import check_finite, evaluating, torch_defaults, weights_dtype
 from sslpipe.portable import open_regular
 from sslpipe.satellites import offered
 from sslpipe.sharding.members import flatten, to_member
@@ -139,6 +139,7 @@ class FrozenBackbone(SavedBackbone):
             **({"checkpoint": facts["checkpoint"]} if "checkpoint" in facts else {}),
         }
 
+    @torch_defaults()
     @torch.no_grad()
     def encode(
         self,

@@ -11,11 +11,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from sslpipe.distributed import all_gather_rows, cpu_by_default
+from sslpipe.distributed import all_gather_rows
 from sslpipe.errors import DataError, UserError
 from sslpipe.losses.engine.anchors import Anchors, gather_anchors
 from sslpipe.losses.engine.contrast import Engine, Sums, contrast, differentiate
 from sslpipe.losses.engine.tiles import ONE_SUM, Term
+from sslpipe.precision import cpu_by_default
 from sslpipe.registry.part import Part
 
 Scale = Annotated[float, Field(ge=1e-6, le=1e6)]  # beyond, cosines divided by it leave float32

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sslpipe.distributed import cpu_by_default
 from sslpipe.errors import DataError, shown
+from sslpipe.precision import cpu_by_default
 
 
 @contextmanager
