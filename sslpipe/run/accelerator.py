@@ -42,6 +42,7 @@ _DECIDED = {  # what it sets, too, and the setting of the recipe that decides in
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "data.micro_batch",
     "ACCELERATE_DYNAMO_BACKEND": "run.compile",
 }
+_OF_MPI = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # read by it on CPUs
 _ACCELERATE_NAME = {"fp64": "no", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
@@ -96,8 +97,11 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
     if launched > 1:
         watch_launcher()
     else:
+        if cpu:
+            _check_mpi()
         PartialState._reset_state()  # else a process's second run gets its first one's device
-    state = PartialState(cpu=cpu, **({"timeout": timeout} if launched > 1 else {}))
+    with _named_interface():
+        state = PartialState(cpu=cpu, **({"timeout": timeout} if launched > 1 else {}))
     if launched != state.num_processes:
         raise UserError(
             f"the launcher started WORLD_SIZE = {launched} processes, but accelerate joined "
@@ -106,6 +110,32 @@ def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
     if launched > 1:
         host_group(timeout)
     return Rank(state.process_index, state.num_processes)
+
+
+def _check_mpi() -> None:
+    """Refuse processes of mpirun or srun: accelerate would join them without an address."""
+    for variable in _OF_MPI:
+        count = os.environ.get(variable, "1")
+        if count.isdecimal() and int(count) > 1:
+            raise UserError(
+                f"{variable} = {count}: mpirun or srun started the processes, which do not find "
+                f"each other; start them with `{launch_command(int(count))} ...`, or unset it"
+            )
+
+
+@contextmanager
+def _named_interface() -> Iterator[None]:
+    """Explain a GLOO_SOCKET_IFNAME that is no interface of this machine."""
+    try:
+        yield
+    except RuntimeError as error:
+        name = os.environ.get("GLOO_SOCKET_IFNAME")
+        if name is None or "Unable to find address" not in str(error):
+            raise
+        raise UserError(
+            f"GLOO_SOCKET_IFNAME = {name!r} is no network interface of this machine; name one that "
+            "`ip -brief address` lists, or unset it"
+        ) from error
 
 
 def _check_named_device(*, cpu: bool) -> None:

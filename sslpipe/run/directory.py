@@ -66,9 +66,7 @@ def hold_directory(recipe: RunRecipe, run_dir: Path) -> Iterator[HeldDirectory]:
                 finally:
                     held.opened.close()  # what this rank still has to say is written
         except BaseException as error:
-            if lacks_memory(error) and not isinstance(error, UserError):
-                said = " ".join(str(error).split()) or "not enough memory"
-                text = f"{said}; {describe_newest(run_dir)}. {_LESS_MEMORY}"
+            if (text := _explain(error, recipe, run_dir)) is not None:
                 write_failure(run_dir, f"rank {process.rank}: UserError: {text}")
                 raise UserError(text) from error
             text = f"rank {process.rank}: {describe_error(error)}"
@@ -84,3 +82,19 @@ def hold_directory(recipe: RunRecipe, run_dir: Path) -> Iterator[HeldDirectory]:
                 if stopped:
                     say_last("stopped before the first step; the same command starts it")
             raise
+
+
+def _explain(error: BaseException, recipe: RunRecipe, run_dir: Path) -> str | None:
+    """Return in one line what torch or the machine refused, and what to do; None: another error."""
+    if isinstance(error, UserError):
+        return None
+    if lacks_memory(error):
+        said = " ".join(str(error).split()) or "not enough memory"
+        return f"{said}; {describe_newest(run_dir)}. {_LESS_MEMORY}"
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        said = str(error).strip().partition("\n")[0]
+        return (
+            f"run.compile = {recipe.run.compile!r}: torch cannot compile the network ({said}); "
+            "where it finds no compiler install one, such as g++, or use run.compile = 'off'"
+        )
+    return None

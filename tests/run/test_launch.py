@@ -28,6 +28,7 @@ from sslpipe.run.lock import holder_of
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import free_port
 from tests.helpers.runs import (
     ROOT,
     assert_same_weights,
@@ -132,6 +133,26 @@ def test_a_device_of_the_environment_of_another_kind_is_one_error(named, cpu, mo
         join_processes(cpu=cpu, timeout_s=10)
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
     assert join_processes(cpu=True, timeout_s=10) == Rank()
+
+
+@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_processes_of_mpirun_are_one_error(variable, monkeypatch):
+    """As under `mpirun -n 2`, or srun with PMI; a single task is no other process."""
+    monkeypatch.setenv(variable, "2")
+    with pytest.raises(UserError, match=rf"{variable} = 2: mpirun or srun .*torchrun"):
+        join_processes(cpu=True, timeout_s=10)
+    monkeypatch.setenv(variable, "1")
+    assert join_processes(cpu=True, timeout_s=10) == Rank()
+
+
+def test_an_interface_that_is_not_there_is_one_error(data, tmp_path):
+    recipe = write_recipe(tmp_path)
+    words = ("train", str(recipe), "--data", str(data), "--run-dir", str(tmp_path / "run"))
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "1"}
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "GLOO_SOCKET_IFNAME": "nope"}
+    ended = command_line(*words, "run.device=cpu", **group, **alone, status=2)
+    assert "error: GLOO_SOCKET_IFNAME = 'nope' is no network interface" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_what_the_launcher_sets_and_the_recipe_decides_changes_nothing(

@@ -5,9 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
+from torch._inductor.exc import InvalidCxxCompiler
 
 from sslpipe.data.index import load_index
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, UserError
 from sslpipe.losses import NTXentLoss
 from sslpipe.plan import Pretraining
 from sslpipe.pretrain import pretrain
@@ -16,7 +17,7 @@ from sslpipe.run.directory import hold_directory
 from sslpipe.run.stop import MARKERS
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import assert_same_weights, write_recipe
+from tests.helpers.runs import RECIPE, assert_same_weights, write_recipe
 
 
 def ended_in_rank(process, recipe, run_dir, error):
@@ -48,6 +49,15 @@ def test_ctrl_c_before_the_first_step_says_so_and_fails_nothing(tmp_path, capfd,
         ended_in_rank(None, str(recipe), str(run_dir), KeyboardInterrupt())
     assert [each for each in MARKERS if (run_dir / each).exists()] == ([name] if name else [])
     assert "stopped before the first step; the same command starts it" in capfd.readouterr().err
+
+
+def test_a_compiler_that_is_missing_is_one_error(tmp_path):
+    """As in torch's runtime images, which have no g++: torch ends with a traceback."""
+    recipe = write_recipe(tmp_path, RECIPE + 'compile = "default"\n')
+    missing = InvalidCxxCompiler()
+    with pytest.raises(UserError, match=r"run\.compile = 'default': .*No working C\+\+ .* 'off'"):
+        ended_in_rank(None, str(recipe), str(tmp_path / "run"), missing)
+    assert "run.compile = 'default'" in (tmp_path / "run" / "FAILED").read_text()
 
 
 def refused_on_rank_0_alone(process, recipe, run_dir):
