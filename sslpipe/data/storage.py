@@ -186,7 +186,8 @@ def read_range(url: str, start: int, end: int) -> bytes:
     try:
         if (local := local_path(url)) is not None:
             with open_regular(local) as file:
-                raw = os.pread(file.fileno(), end - start, start)
+                file.seek(start)
+                raw = file.read(end - start)  # all of it, where one read of a network gives less
         else:
             filesystem, path = _filesystem(url)
 

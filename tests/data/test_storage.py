@@ -2,6 +2,7 @@
 
 import gc
 import io
+import os
 import shutil
 import socket
 import subprocess
@@ -38,6 +39,23 @@ def test_ranges_and_sizes_are_the_files(tmp_path):
     assert size_of(f"{path}.other") is None
     with pytest.raises(DataError, match=r"cannot read .*file\.other"):
         read_bytes(f"{path}.other")
+
+
+def test_a_disk_that_gives_less_than_was_asked_for_is_asked_again(tmp_path, monkeypatch):
+    """As FUSE with direct_io may; a file of which less is there is truncated."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(200)))
+    real = os.pread
+
+    class Slow(io.FileIO):
+        def readinto(self, buffer):
+            return super().readinto(memoryview(buffer)[:7])
+
+    monkeypatch.setattr(os, "pread", lambda file, count, at: real(file, min(count, 7), at))
+    monkeypatch.setattr(storage, "open_regular", lambda name: io.BufferedReader(Slow(name)))
+    assert read_range(str(path), 20, 150) == bytes(range(20, 150))
+    with pytest.raises(DataError, match="bytes 20-300 were requested and 180 came"):
+        read_range(str(path), 20, 300)
 
 
 def test_a_store_whose_package_is_missing_names_it(monkeypatch):
