@@ -67,19 +67,19 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
             if argument in adapters:
                 value = _checked_value(argument, value, adapters[argument])
             bound.arguments[argument] = value
-        with _torchs_own_device():
+        with _defaults_of_torch():
             return function(*bound.args, **bound.kwargs)
 
     return call
 
 
-def _torchs_own_device() -> AbstractContextManager[object]:
-    """Have tensors made on the CPU inside, whatever default a notebook has set, if it has torch."""
+def _defaults_of_torch() -> AbstractContextManager[object]:
+    """Lift inside what a notebook has set of torch's default dtype and device, if it has torch."""
     if "torch" not in sys.modules:
         return nullcontext()
-    from sslpipe.precision import cpu_by_default
+    from sslpipe.precision import torch_defaults
 
-    return cpu_by_default()
+    return torch_defaults()
 
 
 def _at_home(value: Any) -> Any:

@@ -10,6 +10,18 @@ from torch import Tensor
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # the others compute as weights are
 
 
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Make floats float32 inside, and tensors on the CPU, whatever torch's defaults are."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with cpu_by_default():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def cpu_by_default() -> AbstractContextManager[object]:
     """Make tensors on the CPU inside where no device is named; a mode only where it is needed."""
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")

@@ -38,7 +38,7 @@ from sslpipe.data.index import DatasetIndex
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import current_rank
 from sslpipe.errors import shown
-from sslpipe.models.state import torch_defaults
+from sslpipe.precision import torch_defaults
 from sslpipe.random import hash_integers
 from sslpipe.recipe.sections import LONGEST_SIDE_PX, RunRecipe
 from sslpipe.registry import Table

@@ -18,8 +18,9 @@ from sslpipe.export.saved import Config, HubConfig, SavedBackbone
 from sslpipe.files import Tree, read_json, write_json
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.limits import TooLarge, check_side, sketch, within_memory
-from sslpipe.models.state import module_sha256, torch_defaults
+from sslpipe.models.state import module_sha256
 from sslpipe.portable import memory_is_short, sha256_lines, sha256_of
+from sslpipe.precision import torch_defaults
 from sslpipe.registry import REFUSALS
 from sslpipe.registry.plugins import made_with
 

@@ -27,8 +27,9 @@ from sslpipe.export.saved import Config
 from sslpipe.files import Tree, write_json
 from sslpipe.models.backbones import BACKBONES, build_backbone
 from sslpipe.models.limits import check_side
-from sslpipe.models.state import module_sha256, torch_defaults
+from sslpipe.models.state import module_sha256
 from sslpipe.portable import memory_is_short
+from sslpipe.precision import torch_defaults
 from sslpipe.recipe.reading import parse_recipe
 from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.plugins import made_with

@@ -28,8 +28,9 @@ from sslpipe.evaluation.features import data_metadata, named_classes
 from sslpipe.evaluation.whiten import Whitening, WhiteningLayer
 from sslpipe.export.saved import Config, SavedBackbone
 from sslpipe.models.backbones import Backbone
-from sslpipe.models.state import check_finite, evaluating, torch_defaults, weights_dtype
+from sslpipe.models.state import check_finite, evaluating, weights_dtype
 from sslpipe.portable import open_regular
+from sslpipe.precision import torch_defaults
 from sslpipe.satellites import offered
 from sslpipe.sharding.members import flatten, to_member
 

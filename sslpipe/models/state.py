@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.errors import DataError, shown
-from sslpipe.precision import cpu_by_default
+from sslpipe.precision import torch_defaults
 
 
 @contextmanager
@@ -28,18 +28,6 @@ def weights_dtype(module: nn.Module) -> torch.dtype:
     """Return the dtype that images are cast to: that of the first weights, float32 without any."""
     tensors = (*module.parameters(), *module.buffers())  # an average has buffers alone
     return next((x.dtype for x in tensors if x.is_floating_point()), torch.float32)
-
-
-@contextmanager
-def torch_defaults() -> Iterator[None]:
-    """Make floats float32 inside, and tensors on the CPU, whatever torch's defaults are."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with cpu_by_default():
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextmanager
