@@ -26,7 +26,7 @@ UNSEEN = "_unseen"  # ends the name of a split of classes that its split lacks
 MOST_NAMED = 3  # names in a line
 MOST_KINDS = 6  # such as suffixes, in a line
 MOST_LINES = 24  # of skipped, of images, of doubts: one screen
-GAPS = frozenset(["nan", "none", "null", "<na>", "n/a"])  # in lower case
+GAPS = frozenset(["nan", "none", "null", "<na>", "n/a", "na"])  # in lower case
 _BETWEEN = re.compile(r"[|;,]|(?<=\d)\s+(?=\d)")  # labels in one cell
 _NUMBER = re.compile(r"0*(\d+)(\.0+)?")  # 1, 01 and 1.0 are one: 1
 _BESIDE = re.compile(r"^[\s\['\"({]+|[\s\]'\")}]+$")  # a label in a list of Python or JSON

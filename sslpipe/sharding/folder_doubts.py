@@ -9,7 +9,7 @@ from pathlib import Path
 from sslpipe.data.decode import image_kind, other_kind
 from sslpipe.errors import DataError, counted, shown
 from sslpipe.sharding.sources import HEIC_SUFFIXES, SENSOR_SUFFIXES, open_file, readable
-from sslpipe.sharding.split_names import GENERIC, split_of
+from sslpipe.sharding.split_names import GENERIC, names_like_splits, split_of
 from sslpipe.sharding.walk import NOWHERE, OTHERS, Entry
 
 # kinds of files that may hold images, and what makes images of them
@@ -48,7 +48,13 @@ _ASIDE = {
     *("thumbs", "thumbnails", "segmentations", "segmentationclass", "segmentationobject"),
 }
 # names of folders beside each other that are parts of a data set, not classes
-_HARDLY_CLASSES = GENERIC | _ASIDE | {"json", "xml", "jpegimages"}
+_HARDLY_CLASSES = (
+    GENERIC
+    | _ASIDE
+    | {
+        *("json", "xml", "jpegimages", "rgb", "depth", "thermal", "infrared"),
+    }
+)
 # 2024, 2024-05, 2024-05-01 Rome, 20240501; of Google Takeout; 100APPLE of a camera; cam01, Camera 2
 _OF_A_TIME = re.compile(
     r"(19|20)\d\d([-_. ]?(0[1-9]|1[0-2])([-_. ]?([0-2]\d|3[01])\b.*)?)?|Photos from (19|20)\d\d"
@@ -128,13 +134,47 @@ def folder_doubts(
             f"{len(alike)} names, such as {shown(min(alike))}; where these are the classes, give "
             "the folder over them as --root"
         )
-    inside = [parts for parts in names if any(map(split_of, _in_split(parts, split_level)))]
+    in_split = [_in_split(parts, split_level) for parts in names]
+    called = {parts[0] for parts in in_split if parts and split_of(parts[0])} & classes
+    if called := called - {*names_like_splits(called)}:  # which the report has, of any source
+        doubts.append(
+            f"folders named as splits became classes, such as {shown(min(called))}; where images "
+            "in them are of no class, move them elsewhere"
+        )
+    inside = [
+        parts
+        for parts, own in zip(names, in_split, strict=True)
+        if any(map(split_of, own[bool(classes) :]))
+    ]
     if inside:
         doubts.append(
-            f"{len(inside):,} folders are named as splits and lie inside of classes, such as "
+            f"{counted(len(inside), 'folder')} inside of classes named as splits, such as "
             f"{shown(readable('/'.join(inside[0])))}; give the folder of the splits as --root"
         )
+    if not alike:
+        doubts += _deeper(classes, in_split)
     return doubts + _of_others(root, [path for path, _ in images], split_level)
+
+
+def _deeper(classes: Collection[str], places: Sequence[tuple[str, ...]]) -> list[str]:
+    """Doubt classes whose images all lie in folders with names of their own: animal/cat.
+
+    Args:
+        classes: Their names.
+        places: The folders of the images, from the split's on.
+    """
+    if any(len(parts) < 2 or parts[0] not in classes for parts in places):
+        return []
+    inner = {parts[:2] for parts in places}
+    words = {re.sub(r"[\W\d_]+", "", name.lower()) for _, name in inner}
+    are_names = len(words) == len(inner) > len(classes) > 1 and len(min(words, key=len)) > 2
+    if not are_names:
+        return []
+    return [
+        f"all images lie in {len(inner)} folders inside of {len(classes)} classes, such as "
+        f"{shown(readable('/'.join(min(inner))))}; where these are the classes, give "
+        "--name-pattern='(.*/)?(?P<label>[^/]+)/[^/]+'"
+    ]
 
 
 def _in_split(parts: tuple[str, ...], level: int) -> tuple[str, ...]:

@@ -188,6 +188,35 @@ def test_masks_in_folders_of_their_own_in_the_classes_are_doubted(tmp_path):
     assert not any("folders of masks" in doubt for doubt in doubts)
 
 
+@pytest.mark.parametrize(
+    ("names", "doubted"),
+    [
+        (["animal/cat", "animal/dog", "plant/oak"], True),  # as fastai and imagefolder label them
+        (["train/animal/cat", "train/animal/dog", "train/plant/oak"], True),
+        (["animal/cat", "animal/dog", "plant"], False),
+        (["ill/patient1", "ill/patient2", "well/patient3"], False),
+        (["ill/scans", "well/more scans"], False),  # no more than classes
+    ],
+)
+def test_folders_with_names_of_their_own_in_all_classes_may_be_the_classes(
+    tmp_path, names, doubted
+):
+    photos(tmp_path, *(f"{name}/{number}.png" for name in names for number in (1, 2)))
+    (own,) = read(tmp_path).values()
+    assert any("--name-pattern" in doubt for doubt in own.doubts) == doubted
+    if doubted:
+        pattern = re.compile("(.*/)?(?P<label>[^/]+)/[^/]+")
+        (own,) = read(tmp_path, name_pattern=pattern).values()
+        assert own.classes == ("cat", "dog", "oak")
+        assert not any("inside of" in doubt for doubt in own.doubts)
+
+
+def test_a_folder_of_images_without_labels_beside_classes_is_doubted(tmp_path):
+    (own,) = read(photos(tmp_path, "cat/1.png", "dog/1.png", "unlabeled/1.png")).values()
+    assert own.classes == ("cat", "dog", "unlabeled")
+    assert ["classes, such as 'unlabeled'" in doubt for doubt in own.doubts] == [True]
+
+
 def test_images_of_one_name_in_several_formats_are_doubted(tmp_path):
     """As phones and sites have them: one in train and the other in test is a leak."""
     (own,) = read(photos(tmp_path, "owl/1.jpg", "owl/1.png", "owl/2.png", "dove/2.png")).values()
