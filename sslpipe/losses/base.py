@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from sslpipe.distributed import all_gather_rows
 from sslpipe.errors import DataError, UserError
@@ -70,8 +71,10 @@ class Objective(Part):
         """
         raise NotImplementedError
 
+    # inductor's code had wrong gradients (hard_negatives, torch 2.15), and no warning
+    @_disable_dynamo
     def __call__(self, *views: Tensor, **known: Tensor | None) -> Any:
-        """Call `forward`. Raises: UserError, where labels are given by their place."""
+        """Call `forward`, uncompiled. Raises: UserError, where labels are given by their place."""
         if len(views) > 2:
             raise UserError(
                 f"{type(self).__name__} takes two views by place and all else by its name; call "
