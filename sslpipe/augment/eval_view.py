@@ -277,7 +277,8 @@ class ProbeViews(nn.Module):
         params = draws(
             seed=_SEED, epoch=0, ids=batch.ids, sizes=batch.view_sizes, specs=self.views.specs
         )
-        return self.views(batch, params)
+        views: Tensor = self.views(batch, params)
+        return views
 
     def reduced(self, features: Tensor) -> Tensor:
         """Join the features of an image's views: (2B, F) -> (B, 2F)."""

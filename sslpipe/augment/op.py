@@ -196,4 +196,5 @@ def by_kornia(function: str, *args: Any) -> Tensor:
     """Call a function of kornia by its name; it is imported late, and has no types."""
     import kornia
 
-    return attrgetter(function)(kornia)(*args)
+    result: Tensor = attrgetter(function)(kornia)(*args)
+    return result

@@ -409,11 +409,12 @@ def build_augment(recipe: RunRecipe, index: DatasetIndex) -> FusedViews:
         RecipeError: A preset, key or value of [augment] is wrong.
     """
     with refusals("augment", recipe.augment.kind):
-        return recipe.augment.build(
+        augment: FusedViews = recipe.augment.build(
             mean=index.manifest.mean,
             std=index.manifest.std,
             channels=index.image_type.channels,
         )
+        return augment
 
 
 class TwoViews(nn.Module):

@@ -144,7 +144,8 @@ def _run(words: list[str]) -> Any:
             from sslpipe.registry.plugins import take_from
 
             words = take_from(words)
-        return app(words, prog_name="sslpipe", standalone_mode=False)
+        status: int | None = app(words, prog_name="sslpipe", standalone_mode=False)
+        return status
     except typer.TyperException as error:
         return _explain_words(error, words)
     except SystemExit as ended:

@@ -186,7 +186,8 @@ def _same_shape(sizes: Integers) -> NDArray[np.bool_]:
     """Return whether two pictures have one shape but for rounding. (P, 2, 2) px -> (P,)."""
     shapes = np.log(sizes[:, :, 1] / sizes[:, :, 0])
     apart = np.abs(shapes[:, 0] - shapes[:, 1])
-    return apart <= ASPECT + 1.5 / sizes.min((1, 2))
+    same: NDArray[np.bool_] = apart <= ASPECT + 1.5 / sizes.min((1, 2))
+    return same
 
 
 def _to_centres(found: Integers, rows: int) -> Integers:
@@ -198,7 +199,8 @@ def _to_centres(found: Integers, rows: int) -> Integers:
     centre = order[np.searchsorted(label[order], np.arange(count))]
     members = np.flatnonzero(degree)
     wanted = np.sort(np.stack([members, centre[label[members]]], 1), axis=1)
-    return np.unique(wanted[wanted[:, 0] != wanted[:, 1]], axis=0)
+    pairs: Integers = np.unique(wanted[wanted[:, 0] != wanted[:, 1]], axis=0)
+    return pairs
 
 
 def _doubt(pairs: Integers, score: Floats) -> Doubt:

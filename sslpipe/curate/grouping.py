@@ -34,7 +34,8 @@ class Groups(NamedTuple):
 
     def sizes(self) -> Integers:
         """Count the samples of every group, (G,)."""
-        return np.bincount(self.group[self.group >= 0])
+        counts: Integers = np.bincount(self.group[self.group >= 0])
+        return counts
 
 
 def joined(parts: list[Pairs]) -> Pairs:

@@ -121,4 +121,5 @@ def _by_column(train: Split, test: Split) -> Integers:
     groups = test.column(COLUMN).groups
     shared = groups.shared_with(train.column(COLUMN).groups)
     codes = groups.code_of(np.arange(len(test)))
-    return np.flatnonzero((codes >= 0) & np.append(shared, False)[codes])
+    leaked: Integers = np.flatnonzero((codes >= 0) & np.append(shared, False)[codes])
+    return leaked

@@ -102,8 +102,10 @@ def digest(cells: "pa.ChunkedArray") -> str:
 def numbers(cells: "pa.ChunkedArray") -> NDArray[Any]:
     """Return integers, floats or times (microseconds since 1970) by row, (n,); see MISSING."""
     if kind_of(cells) == "float":
-        return cells.fill_null(math.nan).to_numpy()
-    return cells.cast("int64").fill_null(MISSING_INTEGER).to_numpy()
+        floats: NDArray[np.float64] = cells.fill_null(math.nan).to_numpy()
+        return floats
+    integers: NDArray[np.int64] = cells.cast("int64").fill_null(MISSING_INTEGER).to_numpy()
+    return integers
 
 
 def open_table(url: str, file: MetadataFile) -> "pa.Buffer":
@@ -193,11 +195,13 @@ class Column:
 
     def values_of(self, ids: ArrayLike) -> NDArray[Any]:
         """Look up values as numbers. (n,) ids -> (n,)."""
-        return self.values[np.asarray(ids, np.int64)]
+        values: NDArray[Any] = self.values[np.asarray(ids, np.int64)]
+        return values
 
     def missing(self, ids: ArrayLike) -> NDArray[np.bool_]:
         """Return which samples have no value. (n,) -> (n,)."""
-        return self._is_missing[np.asarray(ids, np.int64)]
+        is_missing: NDArray[np.bool_] = self._is_missing[np.asarray(ids, np.int64)]
+        return is_missing
 
     def show(self, ids: ArrayLike) -> list[str | None]:
         """Write values for people: strings as they are, times in ISO 8601; None where missing."""
@@ -263,7 +267,10 @@ class Groups:
         """Return whose value occurs in another split, too, (G,)."""
         from pyarrow import compute
 
-        return np.asarray(compute.is_in(self.values, value_set=other.values), bool)
+        shared: NDArray[np.bool_] = np.asarray(
+            compute.is_in(self.values, value_set=other.values), bool
+        )
+        return shared
 
     def whole_split(self) -> NDArray[np.int64]:
         """Number all samples by group, (samples,); a missing value has a number of its own."""

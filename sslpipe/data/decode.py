@@ -350,7 +350,8 @@ def reduce_to(pixels: Pixels, canvas_px: int) -> Pixels:
     # torch tells channels last by the strides: permute(2, 0, 1)[None] is not, and is slower
     whole = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     reduced = torch.nn.functional.interpolate(whole, size=size, mode="bilinear", antialias=True)
-    return reduced[0].permute(1, 2, 0).numpy()
+    result: Pixels = reduced[0].permute(1, 2, 0).numpy()
+    return result
 
 
 def read_encoded(file: BufferedReader) -> bytes:

@@ -138,7 +138,8 @@ class ImageType(BaseModel):
         rows = pixels.reshape(len(pixels), -1).astype(low.dtype)
         rows -= low
         rows *= scale
-        return rows.astype(np.float32, copy=False).reshape(pixels.shape)
+        units: NDArray[Any] = rows.astype(np.float32, copy=False).reshape(pixels.shape)
+        return units
 
     def picture(self, units: NDArray[Any]) -> NDArray[np.uint8]:
         """Return what people see of an image in units of views: (C, h, w) -> (h, w, 3) uint8.
@@ -149,7 +150,8 @@ class ImageType(BaseModel):
 
     def strip(self, units: NDArray[Any]) -> NDArray[np.uint8]:
         """Return each channel as a grey picture: (C, h, w) -> (C, h, w) uint8."""
-        return np.clip(np.rint(units), 0, 255).astype(np.uint8)
+        pixels: NDArray[np.uint8] = np.clip(np.rint(units), 0, 255).astype(np.uint8)
+        return pixels
 
     @property
     def caption(self) -> str:

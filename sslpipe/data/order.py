@@ -150,7 +150,8 @@ class StreamPlan:
         order = self._order
         ids = order.starts[shard] + order.rows(shard, np.arange(low, high))
         keys = hash_integers((order.seed, self._epoch, _SAMPLES, ids))
-        return ids[np.argsort(keys, kind="stable")]
+        shuffled: Integers = ids[np.argsort(keys, kind="stable")]
+        return shuffled
 
     def ids(self, begin: int, end: int) -> Integers:
         """Give the ids of the stream's samples begin to end - 1."""

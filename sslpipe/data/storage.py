@@ -156,7 +156,8 @@ def load_array(file: str | IO[bytes]) -> NDArray[Any]:
     numpy evaluates the header as Python, where a second thread may fail (python/cpython 106905).
     """
     with _ONE_HEADER:
-        return np.load(file, allow_pickle=False)
+        array: NDArray[Any] = np.load(file, allow_pickle=False)
+        return array
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -216,7 +217,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         options = _options(url)
         if url.startswith(CACHED):  # each part of the chain has its own
             options = {scheme(url): options}
-        return fsspec.core.url_to_fs(url, **options)
+        return fsspec.core.url_to_fs(url, **options)  # type: ignore[no-any-return]
     except ImportError as error:  # fsspec names the store's package: "Install s3fs to access S3"
         raise DataError(f"cannot read {url}: {error}; {install('remote')}") from error
 

@@ -72,7 +72,8 @@ def with_a_partner(labels: Integers) -> int:
 def has_a_partner(labels: Integers) -> Booleans:
     """Return of which samples another has the same label, so that a neighbour can be right."""
     _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    return (counts[places] > 1) & (labels >= 0)
+    has_two: Booleans = (counts[places] > 1) & (labels >= 0)
+    return has_two
 
 
 def suggest_holdout(labels: Integers) -> tuple[HoldoutSettings, bool]:

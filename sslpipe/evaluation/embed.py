@@ -224,7 +224,8 @@ def forward_in_parts(backbone: nn.Module, images: Tensor) -> Tensor:
     """
     with torch.autocast(images.device.type, enabled=False):
         if images.device.type != "cpu":
-            return backbone(images)
+            features: Tensor = backbone(images)
+            return features
         at_once = max(CPU_IMAGES, CPU_PX // (images.shape[-2] * images.shape[-1]))
         return torch.cat([backbone(some) for some in torch.split(images, at_once)])
 

@@ -73,7 +73,8 @@ class FrozenBackbone(SavedBackbone):
                 f"{type(images).__name__}{has and ' '}{has}; backbone.encode(images) takes files, "
                 "PIL images and uint8 pixels"
             )
-        return self.backbone(images)  # (B, F)
+        features: Tensor = self.backbone(images)  # (B, F)
+        return features
 
     @property
     def num_encoded(self) -> int:
@@ -281,7 +282,8 @@ class _Flattened(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute features, whitened: (B, C, S, S) normalised floats -> (B, D)."""
-        return self.whitening(self.backbone(images))
+        rows: Tensor = self.whitening(self.backbone(images))
+        return rows
 
 
 def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:

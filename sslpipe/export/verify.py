@@ -128,7 +128,8 @@ class _FeaturesOf(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Compute features (B, F)."""
         output = self.model(images)
-        return output.logits if "logits" in output else output.pooler_output
+        features: Tensor = output.logits if "logits" in output else output.pooler_output
+        return features
 
 
 class OnnxSession(nn.Module):

@@ -153,9 +153,11 @@ def bank_ids(order: PKOrder) -> Integers:
 def trained_labels(order: PKOrder, split: Split) -> list[int]:
     """List the data set's own labels that are trained on; split: of `labelled_split`."""
     if not isinstance(split, RelabelledSplit):
-        return order.classes.tolist()
+        classes: list[int] = order.classes.tolist()
+        return classes
     original = np.unique(split.original.labels[np.isin(order.labels, order.classes)])
-    return original[original >= 0].tolist()
+    labels: list[int] = original[original >= 0].tolist()
+    return labels
 
 
 def class_numbers(labels: Tensor, classes: Tensor) -> Tensor:

@@ -72,4 +72,5 @@ class ClassNeighbours(nn.Module):
         """Return (C, size) for the current epoch or the next; None: not known yet."""
         if epoch < 2:
             return None
-        return self.tables[epoch % 2].cpu().numpy().copy()
+        table: NDArray[np.int64] = self.tables[epoch % 2].cpu().numpy().copy()
+        return table

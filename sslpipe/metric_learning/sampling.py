@@ -204,7 +204,8 @@ class PKOrder:
     def ids(self, step: int) -> Integers:
         """Return (B,) sample ids of one step, over all processes."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        return self.epoch(epoch).ids[within]
+        ids: Integers = self.epoch(epoch).ids[within]
+        return ids
 
     def _plan(self, epoch: int) -> EpochBatches:
         taken = list(

@@ -73,7 +73,8 @@ class Backbone(nn.Module):
     def raw(self, images: Tensor) -> Tensor:
         """Compute features before they are normalised: what losses and heads take."""
         if isinstance(self.embedding, DepthEmbedding):
-            return self.embedding(features_at(self.network, self.taps, images))
+            branches: Tensor = self.embedding(features_at(self.network, self.taps, images))
+            return branches
         features: Tensor = self.network(images)
         return features if self.embedding is None else self.embedding(features)
 
@@ -217,7 +218,8 @@ def build_backbone(settings: KindSettings, *, crop_px: int) -> Backbone:
         RecipeError: an architecture or argument that does not exist, or too large a network.
     """
     with refusals("backbone", settings.kind), small_enough("[backbone]"):
-        return settings.build(crop_px=crop_px)
+        backbone: Backbone = settings.build(crop_px=crop_px)
+        return backbone
 
 
 class SmallResNetSettings(BackboneSettings):

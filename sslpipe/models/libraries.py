@@ -193,7 +193,8 @@ def open_clip_network(
     if name is not None:
         settings["timm_model_pretrained"] = False  # nothing is downloaded
     try:
-        return _build_vision_tower(embed_dim, settings, quick_gelu)
+        tower: nn.Module = _build_vision_tower(embed_dim, settings, quick_gelu)
+        return tower
     except Exception as error:  # as above
         raise RecipeError(f"open_clip's image tower: {one_line(str(error), 200)}") from error
 

@@ -57,4 +57,5 @@ class SimCLR(nn.Module):
     def forward(self, views: Tensor) -> Tensor:
         """Compute z (2B, D) of views (2B, 3, S, S), not normalised; the loss normalises."""
         h = self.backbone(views)  # (2B, F)
-        return self.projector(h)  # (2B, D)
+        z: Tensor = self.projector(h)  # (2B, D)
+        return z

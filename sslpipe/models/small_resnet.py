@@ -33,7 +33,7 @@ class BasicBlock(nn.Module):
         """Compute (B, width, H / stride, W / stride) from x (B, in_width, H, W)."""
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out)) + self.shortcut(x)
-        return self.relu(out)
+        return self.relu(out)  # type: ignore[no-any-return]
 
 
 def make_small_resnet(widths: Sequence[int], blocks: int, stem_stride: int) -> nn.Sequential:

@@ -67,7 +67,8 @@ def layer_numbers(network: nn.Module) -> dict[str, int]:
         from timm.models import group_parameters
 
         groups = group_parameters(network, matcher(coarse=False), reverse=True)
-        return {str(name): int(number) for name, number in groups.items()}
+        numbers: dict[str, int] = {str(name): int(number) for name, number in groups.items()}
+        return numbers
     blocks = block_names(network)
     return {name: block_of(name, blocks) for name, _ in network.named_parameters()}
 

@@ -62,7 +62,8 @@ def gradient_norm(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Tensor:
     """Compute the length () of the gradients of these parameters, which are the optimizer's."""
     block = optimizer.gather_gradients() if isinstance(optimizer, LARS) else None
     if block is not None:
-        return torch.linalg.vector_norm(block)
+        norm: Tensor = torch.linalg.vector_norm(block)
+        return norm
     grads = [p.grad for p in parameters if p.grad is not None]
     return nn.utils.get_total_norm(grads)
 

@@ -72,7 +72,8 @@ def nearest_ids(queries: Embeddings, searched: Embeddings) -> NDArray[np.int64]:
     itself = some.ids[:, None] == searched.ids
     nearest = min(NEAREST, int((~itself).sum(1).min()))
     order = cosines.masked_fill(itself, -torch.inf).topk(nearest).indices
-    return torch.cat([some.ids[:, None], searched.ids[order]], 1).cpu().numpy()
+    ids: NDArray[np.int64] = torch.cat([some.ids[:, None], searched.ids[order]], 1).cpu().numpy()
+    return ids
 
 
 def _unit(rows: Tensor) -> Tensor:

@@ -217,6 +217,7 @@ def _readable(part: Any, error: ValidationError) -> Exception:
         case "unexpected_positional_argument":
             return TypeError(f"{part.__name__} takes arguments by name: {', '.join(fields)}")
         case "value_error":
-            return first["ctx"]["error"]
+            wrong: Exception = first["ctx"]["error"]
+            return wrong
     key = ".".join(map(str, first["loc"]))
     return ValueError(f"{key} = {shown(first['input'])}: {first['msg'].lower()}")

@@ -206,7 +206,8 @@ def settings_class(table: Table[Any], kind: str) -> type[KindSettings]:
     if isinstance(entry, type) and issubclass(entry, KindSettings):
         return entry
     if hasattr(entry, "settings_class"):
-        return entry.settings_class(name)
+        of_part: type[KindSettings] = entry.settings_class(name)
+        return of_part
     raise RecipeError(
         f"the {table.what} {name!r} is {shown(entry)}; give a class on sslpipe.registry.part.Part, "
         "or a class of settings with `build` (sslpipe.registry.schema.KindSettings)"

@@ -65,7 +65,8 @@ class RunFiles(NamedTuple):
     @property
     def metadata(self) -> Tree:
         """Metadata of eval.json; {} while there is none."""
-        return self.evaluation["facts"] if self.evaluation else {}
+        facts: Tree = self.evaluation["facts"] if self.evaluation else {}
+        return facts
 
     @property
     def steps(self) -> int:
@@ -143,7 +144,8 @@ def read_run(run_dir: Path) -> RunFiles:
 
 def cleaned(tree: Tree) -> Tree:
     """Return the tree with secrets blanked and no absolute folder in any text."""
-    return without_places(without_secrets(tree))
+    result: Tree = without_places(without_secrets(tree))
+    return result
 
 
 def without_places(value: Any) -> Any:

@@ -312,13 +312,14 @@ def find_leaks(sets: Sets, embedder: Embedder) -> Leaks | None:
                 sets["pixels"] = made  # else made again, in seconds, when their turn comes
         return made
 
-    return finders[0].find_leaks(
+    leaks: Leaks = finders[0].find_leaks(
         (embedder.train, embedder.test),
         sets["ssl"],
         pixels,
         num_workers=embedder.options.num_workers,
         progress=embedder.progress,
     )
+    return leaks
 
 
 def seen_in_training(facts: dict[str, Any], test: Split) -> list[str]:

@@ -50,7 +50,8 @@ class TrainingParts(ABC):
     @property
     def backbone(self) -> nn.Module:
         """The encoder, which evaluations embed by."""
-        return self.model.backbone
+        encoder: nn.Module = self.model.backbone
+        return encoder
 
     @property
     def encoder(self) -> nn.Module | None:
@@ -153,7 +154,8 @@ class Plan(ABC, Generic[PartsT]):
 
     def optimizer(self, parts: PartsT) -> Optimizer:
         """Build the optimizer over `groups`, once the parts are on their device."""
-        return self.recipe.optim.build(groups=self.groups(parts))
+        optimizer: Optimizer = self.recipe.optim.build(groups=self.groups(parts))
+        return optimizer
 
     def micro_batches(self, world_size: int) -> list[Tensor]:
         """Return the rows of this rank's micro-batches; one or none: the batch is not cut."""

@@ -320,4 +320,5 @@ def _lowered(scaler: Any) -> Tensor:
     """
     before = scaler._get_scale_async().clone()
     scaler.update()
-    return (before > 1) & (scaler._get_scale_async() < before)
+    lowered: Tensor = (before > 1) & (scaler._get_scale_async() < before)
+    return lowered

@@ -223,7 +223,8 @@ def _mapped(
 
     def get(at: tuple[Any, ...]) -> Array:
         with open_regular(path) as file:
-            return np.memmap(file, dtype, "r", offset, shape, order)[at]
+            window: Array = np.memmap(file, dtype, "r", offset, shape, order)[at]
+            return window
 
     return get
 
@@ -494,7 +495,7 @@ def _open_picture(path: Path, pages: Pages, size: int) -> Planes:
         file.seek(0)
         if kind is not None:
             whole = io.BytesIO(without_text(file.read())) if kind == "png" else file
-            return PILLOW[kind](whole)
+            return PILLOW[kind](whole)  # type: ignore[no-any-return]
         return Image.open(file, formats=("BMP", "GIF", "PPM"))
 
     with open_regular(path) as file:

@@ -326,7 +326,8 @@ def _written_gaps(cells: Any) -> list[str]:
     if not types.is_string(cells.type):
         return []
     is_gap = compute.is_in(compute.utf8_lower(cells), pa.array([*GAPS, "unknown"]))
-    return cells.filter(is_gap).to_pylist()
+    found: list[str] = cells.filter(is_gap).to_pylist()
+    return found
 
 
 def _wanted(options: SourceOptions) -> list[ColumnSpec]:

@@ -144,7 +144,8 @@ def connected(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.in
     size = 1 + int(max(one.max(), other.max()))
     edges = (np.ones(len(one), bool), (one, size + other))
     graph = coo_array(edges, shape=(2 * size, 2 * size))
-    return connected_components(graph, directed=False)[1][one]
+    groups: NDArray[np.int64] = connected_components(graph, directed=False)[1][one]
+    return groups
 
 
 def place_of(root: Path, text: str) -> Place:

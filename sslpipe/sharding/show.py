@@ -45,7 +45,8 @@ def choose_ids(
     wrong = [i for i in ids or [] if not 0 <= i < len(split)]
     if wrong:
         raise UserError(f"--ids={wrong[0]} is not in the split's 0 to {len(split) - 1}")
-    return np.unique(ids or permutation(len(split), (seed,))[:count])
+    chosen: NDArray[np.int64] = np.unique(ids or permutation(len(split), (seed,))[:count])
+    return chosen
 
 
 def sample_lines(index: DatasetIndex, split_name: str, ids: Sequence[int]) -> list[str]:

@@ -40,7 +40,8 @@ def _labels(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return loadmat(str(path), squeeze_me=True, struct_as_record=False)
+    content: dict[str, Any] = loadmat(str(path), squeeze_me=True, struct_as_record=False)
+    return content
 
 
 if __name__ == "__main__":

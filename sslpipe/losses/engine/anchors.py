@@ -263,7 +263,8 @@ def _of_images(numbers: Tensor) -> Tensor:
 
 def _dense(numbers: Tensor) -> Tensor:
     """Number the values that occur, ascending from 0."""
-    return torch.unique(numbers, return_inverse=True)[1]
+    index: Tensor = torch.unique(numbers, return_inverse=True)[1]
+    return index
 
 
 def _or_else(numbers: Tensor, others: Tensor) -> Tensor:

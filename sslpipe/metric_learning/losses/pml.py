@@ -75,4 +75,5 @@ class DelegatedLoss(Part):
             known = labels >= 0
             with torch.random.fork_rng(devices=[], enabled=True):
                 torch.manual_seed(0)  # some draw: all ranks must draw the same
-                return self.loss(x[known], labels[known])
+                loss: Tensor = self.loss(x[known], labels[known])
+                return loss
