@@ -17,16 +17,15 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.feature_files import load_embeddings
+from sslpipe.export.encoder import build_encoder
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.losses import Objective
 from sslpipe.losses.distill import TeacherFeatures
-from sslpipe.models.backbones import Backbone, build_backbone
-from sslpipe.models.checkpointing import checkpoint_activations
+from sslpipe.models.backbones import Backbone
 from sslpipe.models.flops import step_flops
 from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import MomentumPair
 from sslpipe.models.simclr import SimCLR
-from sslpipe.models.transfer import copy_weights
 from sslpipe.models.tuning import (
     freeze_layers,
     learning_rate_scale,
@@ -35,7 +34,6 @@ from sslpipe.models.tuning import (
 from sslpipe.optim.parameter_groups import parameter_groups
 from sslpipe.portable import sha256_of
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.recipe.sections import RunRecipe
 from sslpipe.registry.schema import refusals
 from sslpipe.run.contract import PretrainingParts
 
@@ -49,8 +47,8 @@ class Parts(PretrainingParts):
     augment: FusedViews
     model: Model  # encoder and projector
     loss: Objective
-    # of an anchor, in some planned batches, see `planned_negatives`; none: it has none, or was not
-    # counted
+    # of an anchor, in some planned batches, see `planned_negatives`; (): the objective has none, or
+    # they were not counted
     negatives: Sequence[float] = ()
 
     @property
@@ -65,19 +63,6 @@ class Parts(PretrainingParts):
 
     def guarded(self) -> list[nn.Module]:
         return [self.model, self.loss]
-
-
-def build_encoder(recipe: RunRecipe, crop_px: int, init_from: SavedBackbone | None) -> Backbone:
-    """Build the encoder of a run of any kind: `init_from`'s weights, or those of recipe.seed."""
-    assert recipe.backbone is not None  # by `with_init`
-    torch.manual_seed(recipe.seed)
-    with within_memory("[backbone]"):
-        backbone = build_backbone(recipe.backbone, crop_px=crop_px)
-    if init_from is not None:
-        copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
-    if recipe.run.activation_checkpointing:
-        checkpoint_activations(backbone, recipe.backbone.kind)
-    return backbone
 
 
 def build_model(recipe: Recipe, crop_px: int, init_from: SavedBackbone | None = None) -> Model:

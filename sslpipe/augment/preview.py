@@ -31,7 +31,7 @@ _LETTERS_PX = 13
 _TITLE_PX = 15
 
 
-PartnersOf = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
+PartnersOf = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]  # (epoch, ids (n,)) -> ids (n,)
 
 
 class _Cell(NamedTuple):

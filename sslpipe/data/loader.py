@@ -184,7 +184,7 @@ class StreamedImages:
     def __init__(self, served: Served) -> None:
         self._served = served
         self._store = ImageStore(
-            Reader(served.split),
+            reader=Reader(served.split),
             canvas_px=served.canvas_px,
             keep=served.run.cache == "memory",
             on_bad=served.on_bad,
@@ -262,7 +262,7 @@ def one_pass(
     share = process.share(len(wanted))
     wanted = wanted[share.start : share.stop]
     reader = reader or Reader(split)
-    store = ImageStore(reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse)
+    store = ImageStore(reader=reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse)
 
     def read(start: int) -> list[tuple[Integers, list[Raw]]]:
         part = wanted[start : start + batch_size]

@@ -174,7 +174,8 @@ class Pairing:
     split: Split  # its `labels_of` are what the loss sees
     order: Order
     partners: Partners | None  # draws the samples of second views; None: both show one
-    # columns whose values count together: samples that share all of any are no negatives
+    # columns whose values count together: samples that share all of any are no negatives of
+    # each other
     masks: Sequence[Sequence[Column]]
 
     def __post_init__(self) -> None:

@@ -216,7 +216,7 @@ class Quarantined(NamedTuple):
 OnBad = Callable[[Quarantined], None]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class ImageStore:
     """Images of a reader's split by sample id."""
 

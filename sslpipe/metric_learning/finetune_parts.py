@@ -7,6 +7,7 @@ from torch import nn
 
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.errors import RecipeError
+from sslpipe.export.encoder import build_encoder
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.metric_learning import METRIC_LOSSES
 from sslpipe.metric_learning.heads import HEADS
@@ -21,7 +22,6 @@ from sslpipe.models.tuning import (
     ramped_prefix,
 )
 from sslpipe.optim.parameter_groups import parameter_groups
-from sslpipe.parts import build_encoder
 from sslpipe.registry.schema import KindSettings, refusals
 from sslpipe.run.contract import TrainingParts
 

@@ -41,7 +41,9 @@ def pk_batches(
         DataError: a shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
     """
     reader = Reader(split)
-    store = ImageStore(reader, canvas_px=canvas_px, keep=run.cache == "memory", on_bad=on_bad)
+    store = ImageStore(
+        reader=reader, canvas_px=canvas_px, keep=run.cache == "memory", on_bad=on_bad
+    )
     share = process.share(order.batch_size)
     rows = slice(share.start, share.stop)
     held = _ReadAhead(order, store, rows)

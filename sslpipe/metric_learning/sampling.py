@@ -249,7 +249,7 @@ class PKOrder:
                     yield batch
 
 
-@dataclass
+@dataclass(eq=False)
 class ClassBuffer:
     """Hold samples until a batch of their classes is complete; the order of arrival decides all."""
 

@@ -83,7 +83,7 @@ def table_lines(rows: Iterable[Tree]) -> list[Line]:
         line = lines.setdefault((new.features, new.whitened), new)
         if row["column"] is not None:
             line.cells[row["column"]] = row
-    order = {name: place for place, name in enumerate(COLOURS)}
+    order = {name: place for place, name in enumerate(("ssl", *BASELINES))}
     return sorted(
         lines.values(),
         key=lambda line: (line.baseline, order.get(line.features, len(order))),

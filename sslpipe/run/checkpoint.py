@@ -22,7 +22,7 @@ import shutil
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,9 @@ class Checkpointer:
     identity: dict[str, Any]  # what must agree for a resume, as `run_identity` returns it
     process: Rank
     warn: Callable[[str], None]  # shows a message to the user
-    best: BestEntry | None = None  # what the restored state.json says of the best checkpoint
+    best: BestEntry | None = field(
+        init=False, default=None
+    )  # what the restored state.json says of the best checkpoint
 
     def __post_init__(self) -> None:
         self.folder = self.run_dir / "checkpoints"

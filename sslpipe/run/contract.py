@@ -45,7 +45,9 @@ class TrainingParts(ABC):
     """What is trained: built on the CPU by a plan, or handed in."""
 
     augment: Views
-    model: Any  # is optimised: takes views (B, C, S, S), and has a `backbone`
+    # is optimised: takes views (B, C, S, S), and what else its forward needs, in one call; it has a
+    # `backbone`
+    model: Any
 
     @property
     def backbone(self) -> nn.Module:

@@ -34,8 +34,10 @@ class HeldDirectory:
     run_dir: Path
     process: Rank  # this one, among all
     watchdog: Watchdog  # ends a rank that hangs
-    opened: ExitStack = field(default_factory=ExitStack)  # closed with the run, the last first
-    began: bool = False  # whether the run's checkpoint and its log were accepted
+    # closed with the run, the last first
+    opened: ExitStack = field(init=False, default_factory=ExitStack)
+    # whether the run's checkpoint and its log were accepted
+    began: bool = field(init=False, default=False)
 
 
 @contextmanager

@@ -96,11 +96,13 @@ class Alarms:
     """
 
     steps: int  # of the whole run
-    # of the alarm of the rank: the threshold, if a tenth of the first reading's is lower; and if it
-    # is higher, as embeddings of a few classes may have few directions
+    # threshold of the rank, where a tenth of the first reading is lower
     least_rank: float = 1.0
+    # the same, where that tenth is higher: embeddings of a few classes may have few directions
     most_rank: float = math.inf
-    grows: str = ""  # a number that a queue raises, and the loss with it, until it is full
+    grows: str = (
+        ""  # a number that a queue raises, and the loss with it, until it is full; "": none
+    )
     harder: bool = False  # batches become harder on purpose: then a loss that rises is no sign
     remedy: str = "Lower optim.peak_lr, or lengthen optim.warmup_steps"
 

@@ -112,7 +112,7 @@ class Run(Generic[PartsT]):
     alarms: Alarms  # read the numbers of each log line
     quarantine: Quarantine  # collects bad samples
     meter: Meter  # measures the speed
-    monitor: Monitor  # scores held-out samples, and follows which scores were the best
+    monitor: Monitor[PartsT]  # scores held-out samples, and follows which scores were the best
     checkpoints: Checkpointer  # saves and restores
     saved: dict[str, Any]  # what a checkpoint holds
     metadata: Mapping[str, Any]  # stored beside each checkpoint
