@@ -233,15 +233,8 @@ def one_at_a_time(folder: Path, say: Callable[[str], None] = _print_to_stderr) -
     is not there is made; where the block raises before it has written there, it goes again.
     """
     is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = _locked(folder, say)
     try:
-        with suppress(OSError):  # the file system has none
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say(f"another process writes in {folder}: waiting for it")
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     except BaseException:
         with suppress(OSError):  # it is empty no more
@@ -250,6 +243,23 @@ def one_at_a_time(folder: Path, say: Callable[[str], None] = _print_to_stderr) -
         raise
     finally:
         os.close(descriptor)  # which unlocks
+
+
+def _locked(folder: Path, say: Callable[[str], None]) -> int:
+    """Open a folder, made where it is not there, and lock it, where the file system has locks."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # the file system has none
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"another process writes in {folder}: waiting for it")
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+                return descriptor
+        os.close(descriptor)  # who held it was refused, and has removed it
 
 
 def sync(path: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -138,6 +139,28 @@ def test_of_what_is_refused_no_new_folder_stays(name, stays, tmp_path):
     with pytest.raises(ValueError, match="True"):
         refused()
     assert folder.exists() == stays
+
+
+def test_who_waits_for_a_folder_that_goes_makes_it_again(tmp_path):
+    folder = tmp_path / "new"
+    inside = threading.Event()
+
+    def refused():
+        with portable.one_at_a_time(folder):
+            inside.set()
+            time.sleep(0.1)
+            raise ValueError
+
+    def second():
+        inside.wait()
+        with portable.one_at_a_time(folder):
+            (folder / "file").touch()
+
+    with ThreadPoolExecutor(2) as pool:
+        first, other = pool.submit(refused), pool.submit(second)
+        assert isinstance(first.exception(), ValueError)
+        other.result()
+    assert (folder / "file").exists()
 
 
 def test_apples_gpus_have_no_float64_and_are_given_none():

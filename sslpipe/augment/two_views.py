@@ -122,7 +122,7 @@ class FusedViews(nn.Module):
         mean = (0.0,) * count if mean is None else mean
         std = (1.0,) * count if std is None else std
         check_statistics(mean, std, count)
-        if self.channels == RGB8.channels and max(max(mean), max(std)) > 1:
+        if normalize and self.channels == RGB8.channels and max(max(mean), max(std)) > 1:
             raise ValueError(
                 f"mean = {shown(mean)} and std = {shown(std)} are of values in [0, 1]; divide "
                 "those of 0..255 by 255"

@@ -135,7 +135,8 @@ def _open_sides(name: str, files: Files, *, one_split: bool) -> tuple[Features, 
         check_embeddings(train.rows, str(files.train))
         check_embeddings(test.rows, str(files.test))
     check_comparable(train.facts, test.facts)
-    for path, side in zip(paths, (train, test), strict=True):
+    sides = dict(zip(paths, (train, test), strict=True))  # one file may be both
+    for path, side in sides.items():
         zeros = int((side.rows.features == 0).all(dim=1).sum())
         if zeros:
             say_once(
@@ -151,8 +152,8 @@ def _open_sides(name: str, files: Files, *, one_split: bool) -> tuple[Features, 
                 f"`--exclude-same-id` is for two files of one split, and these are of {first} and "
                 f"{second}, whose equal ids are different samples; leave it out"
             )
-        for path, side in zip(paths, (train, test), strict=True):
-            _check_ids(str(path), side)
+        for path, side in sides.items():
+            _warn_of_ids(str(path), side)
     elif name in LEARNS_FROM_TRAIN and torch.isin(test.rows.ids, train.rows.ids).any():
         sources = [
             (side.facts.get("data_sha256"), side.facts.get("split")) for side in (train, test)
@@ -165,17 +166,17 @@ def _open_sides(name: str, files: Files, *, one_split: bool) -> tuple[Features, 
     return train, test
 
 
-def _check_ids(name: str, side: Features) -> None:
-    """Raise DataError where rows of two classes have one id, as names without their folders."""
+def _warn_of_ids(name: str, side: Features) -> None:
+    """Say that rows of two classes have one id, as names without their folders have."""
     ids, order = side.rows.ids.sort(stable=True)
     labels = side.rows.labels[order]
     clash = ((ids[1:] == ids[:-1]) & (labels[1:] != labels[:-1])).nonzero()[:, 0].tolist()
     if clash:
         first, second = (side.class_name(int(labels[clash[0] + n])) for n in (0, 1))
-        raise DataError(
+        say_once(
             f"{name} has the id {side.sample_name(int(ids[clash[0]]))!r} for rows of the classes "
-            f"{first} and {second}: no query would find either by `--exclude-same-id`; give each "
-            "image an id of its own, such as its path"
+            f"{first} and {second}, which do not see each other by `--exclude-same-id`; where they "
+            "are no crops of one image, give each image an id of its own, such as its path"
         )
 
 

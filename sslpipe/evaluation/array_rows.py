@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,10 @@ def labels_of(labels: Array, name: str) -> NDArray[Any]:
         return np.zeros(0, np.int64)  # numpy makes floats of []; the features are refused
     if given.dtype.kind == "U" and not isinstance(labels, np.ndarray):
         given = np.asarray(labels, dtype=object)  # else a NaN among texts becomes a text
-    if given.dtype.kind == "S":  # of HDF5
-        given = given.astype(np.str_)
     if given.dtype.kind == "b":
         given = given.astype(np.int64)
-    if given.ndim == 1 and given.dtype.kind in "OT":  # a list, or of pandas
+    if given.ndim == 1 and given.dtype.kind in "OST":  # a list, of pandas, or of HDF5
+        given = np.array([_decoded(each) for each in given], dtype=object)
         texts = any(isinstance(each, str) for each in given)
         kind: Any = str if texts else int | np.integer
         wrong = [place for place, each in enumerate(given) if not isinstance(each, kind)]
@@ -106,6 +106,8 @@ def labels_of(labels: Array, name: str) -> NDArray[Any]:
                 f"{'text' if texts else 'integer'}, as are {len(wrong):,} of {len(given):,}; give "
                 "a text or an integer for each row, and leave rows without a class out"
             )
+        if not texts and max(given) > np.iinfo(np.int64).max:
+            raise DataError(f"{name} reaches {max(given)}, beyond int64; number the classes")
         given = given.astype(np.str_ if texts else np.int64)
     if given.dtype.kind == "O":  # rows of different lengths, or other things
         raise DataError(f"{name} = {shown(labels)} are no integers or texts of shape (rows,)")
@@ -115,6 +117,14 @@ def labels_of(labels: Array, name: str) -> NDArray[Any]:
             "number the classes 0, 1, ..., or name them"
         )
     return given
+
+
+def _decoded(label: object) -> object:
+    """Return a text for bytes, as HDF5 has them; what is no UTF-8 stays, and anything else."""
+    if isinstance(label, bytes):
+        with suppress(UnicodeDecodeError):
+            return label.decode()
+    return label
 
 
 def is_text(labels: NDArray[Any]) -> bool:

@@ -205,9 +205,12 @@ def _made_with(module: nn.Module) -> dict[str, Any]:
     """Return the arguments of a network of timm that its tensors do not show."""
     from timm.layers import SelectAdaptivePool2d
 
-    arguments = {"img_size": getattr(getattr(module, "patch_embed", None), "img_size", None)}
+    arguments = {}
+    if not any(hasattr(each, "window_size") for each in module.modules()):  # of Swin: by the size
+        arguments["img_size"] = getattr(getattr(module, "patch_embed", None), "img_size", None)
     pools = {each.pool_type for each in module.modules() if isinstance(each, SelectAdaptivePool2d)}
     pools |= {pool for pool in [getattr(module, "global_pool", None)] if isinstance(pool, str)}
+    pools.discard("")  # features of every place: the usual pooling makes rows of them
     if len(pools) == 1:
         arguments["global_pool"] = pools.pop()
     return {key: value for key, value in arguments.items() if value is not None}

@@ -123,22 +123,24 @@ class ContrastiveObjective(Objective):
         """Mean number of negatives of an anchor in the last call; may wait as well."""
         return float(self._last_negatives)
 
-    def check_batch(self, z: Tensor, counts: tuple[int, ...]) -> None:
+    def check_batch(self, z: Tensor, counts: tuple[int, ...], ids: Tensor | None) -> None:
         """Refuse a call in which no anchor of the global batch has a negative; see `had_negatives`.
 
         Waits for the device, if the count is there, only until a call had some. Until then the
-        ranks' rows are compared, too.
+        ranks' rows are compared, too, where no ids say what they show.
 
         Args:
             z: (B, D), embeddings of this rank.
             counts: of all ranks.
+            ids: (B,) of the samples; None: each row shows another one.
 
         Raises:
             DataError: the loss would be 0, or pull all embeddings together.
         """
         if self.had_negatives:
             return
-        check_shares(z, counts)
+        if ids is None:
+            check_shares(z, counts)
         images = sum(counts)
         self.had_negatives = self.last_negatives * images > 0.25
         if not self.had_negatives:
@@ -197,7 +199,7 @@ class InBatchLoss(ContrastiveObjective):
             )
         self._masked_pairs = anchors.masked_pairs
         self._last_negatives = anchors.mean_negatives
-        self.check_batch(z_a, anchors.counts)
+        self.check_batch(z_a, anchors.counts, ids)
         return contrast(
             z_a=z_a,
             z_b=z_b,
@@ -264,8 +266,11 @@ def positive_similarities(v: Tensor) -> Tensor:
 
 
 def check_shares(z: Tensor, counts: tuple[int, ...]) -> None:
-    """Refuse the same rows z (B, D) on two ranks, as of who has gathered them. Collective."""
-    if len(counts) == 1 or counts[0] != counts[1]:
+    """Refuse the same rows z (B, D) on two ranks, as of who has gathered them. Collective.
+
+    Only where they are trained: a validation may have all ranks score the same batch.
+    """
+    if not z.requires_grad or len(counts) == 1 or counts[0] != counts[1]:
         return
     first, second = torch.split(all_gather_rows(z, counts), list(counts))[:2]
     if torch.equal(first, second) and not torch.equal(first, first[:1].expand_as(first)):

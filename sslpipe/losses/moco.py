@@ -86,7 +86,7 @@ class MoCoLoss(ContrastiveObjective):
             keys, _ = normalised(z_b.to(wide))
             loss, grad = self._loss_and_grad(z_a.to(wide), keys, known, counts)
             if self._queue_is_used:
-                self.check_batch(z_a, counts)
+                self.check_batch(z_a, counts, ids)
             if self.training:
                 self._queue_is_used = True
                 buffers = [self.keys, self.key_ids]

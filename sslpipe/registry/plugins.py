@@ -23,7 +23,7 @@ from sslpipe.portable import sha256_of
 VARIABLE = "SSLPIPE_PLUGINS"  # modules of --plugin, for processes that this one starts
 
 _versions: dict[str, str] = {}  # of each plug-in by its name: "1.0", or its file's "sha256:..."
-_loaded: dict[str, tuple[object, str]] = {}  # of --plugin: what was executed, and its version
+_loaded: dict[str, tuple[ModuleType, str]] = {}  # of --plugin: what was executed, its version
 _recorded: list[object] = []  # what the run that is being read was made with
 
 
@@ -51,13 +51,13 @@ def load_module(name: str) -> ModuleType:
     if module.__file__ is None:
         raise UserError(f"--plugin={name!r} has no source file; name one of its modules that has")
     version = f"sha256:{sha256_of(Path(module.__file__))}"
-    loaded = _loaded.get(module.__name__)
-    if loaded is not None and loaded[0] is module.__spec__ and loaded[1] != version:
+    executed, executed_version = _loaded.get(module.__name__, (None, ""))
+    if executed is module and executed_version != version:
         raise UserError(
             f"--plugin={name!r}: {module.__file__} was changed after its import, and the old code "
-            "is still what runs; restart Python (in a notebook, its kernel), or importlib.reload it"
+            "is still what runs; restart Python (in a notebook, its kernel)"
         )
-    _loaded[module.__name__] = (module.__spec__, version)
+    _loaded[module.__name__] = (module, version)
     _versions[module.__name__] = version
     return module
 

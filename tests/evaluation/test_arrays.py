@@ -144,11 +144,18 @@ def test_labels_and_features_may_be_as_pandas_and_hdf5_give_them():
     assert sslpipe.knn(TRAIN[0], numbers[0], TEST[0], numbers[1]) == expected
     texts = [side[1].astype("S") for side in (TRAIN, TEST)]
     assert sslpipe.knn(TRAIN[0], texts[0], TEST[0], texts[1]) == expected
+    accented = [np.char.add("é", side[1].astype("U")) for side in (TRAIN, TEST)]
+    for kind in ("S", object):
+        stored = [np.char.encode(side, "utf-8").astype(kind) for side in accented]
+        assert sslpipe.knn(TRAIN[0], stored[0], TEST[0], stored[1]).value == expected.value
     big_endian = [side[0].astype(">f8") for side in (TRAIN, TEST)]
     assert sslpipe.knn(big_endian[0], TRAIN[1], big_endian[1], TEST[1]) == expected
     yes = [side[1] == 0 for side in (TRAIN, TEST)]
     both = [sslpipe.knn(TRAIN[0], yes[0] * n, TEST[0], yes[1] * n).value for n in (True, 1)]
     assert both[0] == both[1]
+    numbers[0][7] = 2**63
+    with pytest.raises(DataError, match="beyond int64"):
+        sslpipe.knn(TRAIN[0], numbers[0], *TEST)
     numbers[0][7] = None
     with pytest.raises(DataError, match=rf"labels\[7\] is None, no integer.* 1 of {len(TRAIN[0])}"):
         sslpipe.knn(TRAIN[0], numbers[0], *TEST)

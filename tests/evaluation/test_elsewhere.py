@@ -63,10 +63,10 @@ def test_one_id_for_images_of_two_classes_hides_no_image_silently(tmp_path, call
     for command in ("retrieval", "knn"):
         words = ["evaluate", command, file, file, "--exclude-same-id"]
         np.savez(file, features=rows, labels=labels, ids=names)
-        _, errors = call(*words, status=2)
-        assert "'0.jpg' for rows of the classes ape and owl" in errors
+        _, errors = call(*words)  # crops of one image may be of two classes
+        assert errors.count("'0.jpg' for rows of the classes ape and owl") == 1
         np.savez(file, features=rows, labels=labels, ids=paths)
-        call(*words)
+        assert "for rows of the classes" not in call(*words)[1]
         # several rows of an image, as crops, may have its id
         np.savez(file, features=rows, labels=np.sort(labels), ids=np.arange(40) // 2)
         call(*words)

@@ -65,6 +65,14 @@ def test_a_network_of_timm_pools_as_it_was_made_to(name, pool):
         torch.testing.assert_close(backbone(images), network(images))
 
 
+def test_a_network_of_timm_without_pooling_gets_the_usual_one():
+    network = randomised(timm.create_model("test_resnet", global_pool="", num_classes=0))
+    backbone = sslpipe.load_backbone(network, crop_px=64)
+    images = torch.randn(2, *backbone.view.image_shape)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone(images), network(images).mean((2, 3)))
+
+
 def test_without_a_name_or_with_another_one_it_is_an_error():
     with pytest.raises(WeightsError, match="architecture="):
         sslpipe.load_backbone(torchvision_network())

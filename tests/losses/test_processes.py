@@ -114,17 +114,25 @@ def test_any_number_of_processes_gives_the_loss_and_gradient_of_one(
 
 def _gathered_before(process: Rank) -> list[str]:
     """What each objective says of rows that are those of all ranks, and of each rank's own."""
-    whole = pair(6, 4)
+    scored = [z.detach() for z in pair(6, 4)]  # by all ranks, as of a validation
+    whole = [z.clone().requires_grad_() for z in scored]
     own = [z.split(3)[process.rank] for z in whole]
-    alike = [torch.ones(3, 4, dtype=torch.float64)] * 2  # as of a head of zeros
+    alike = [torch.ones(3, 4, dtype=torch.float64, requires_grad=True)] * 2  # as of a head of zeros
     said = []
     for kind in ("nt_xent", "sup_con", "moco"):
         settings = {"dim": 4, "queue_rows": 12} if kind == "moco" else {}
-        for z_a, z_b in (whole, own, alike):
+        ids = torch.arange(6)  # which say that the copies are no negatives
+        for (z_a, z_b), known in (
+            (whole, None),
+            (own, None),
+            (alike, None),
+            (scored, None),
+            (whole, ids),
+        ):
             objective = LOSSES[kind](**settings)
             try:
                 for _ in range(2):  # moco's queue is empty at first
-                    objective(z_a, z_b)
+                    objective(z_a, z_b, ids=known)
                 said.append("")
             except DataError as error:
                 said.append(str(error))
@@ -134,5 +142,5 @@ def _gathered_before(process: Rank) -> list[str]:
 def test_rows_that_were_gathered_before_the_call_are_refused() -> None:
     """As pytorch-metric-learning #10 and SupContrast #26 do it: copies would be negatives."""
     for said in run_processes(_gathered_before, 2):
-        assert [bool(text) for text in said] == [True, False, False] * 3
-        assert all("ranks 0 and 1" in text and "own rows" in text for text in said[::3])
+        assert [bool(text) for text in said] == [True, False, False, False, False] * 3
+        assert all("ranks 0 and 1" in text and "own rows" in text for text in said[::5])

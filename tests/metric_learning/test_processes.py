@@ -106,10 +106,12 @@ def test_the_cases_are_not_empty_ones(one_process):
 
 def gathered_before(process):
     x, weight, _ = inputs()
+    z = (x @ weight.T).detach()
     said = []
-    for rows in (slice(None), slice(6 * process.rank, 6 * process.rank + 6)):
+    own = slice(6 * process.rank, 6 * process.rank + 6)
+    for rows, trained in ((slice(None), True), (own, True), (slice(None), False)):
         try:
-            METRIC_LOSSES["triplet"]()(x[rows] @ weight.T, LABELS[rows])
+            METRIC_LOSSES["triplet"]()(z[rows].clone().requires_grad_(trained), LABELS[rows])
             said.append("")
         except UserError as error:
             said.append(str(error))
@@ -118,9 +120,10 @@ def gathered_before(process):
 
 def test_rows_that_were_gathered_before_the_call_are_refused():
     """As pytorch-metric-learning #10 does it: each row would have its copies as positives."""
-    for gathered, own in run_processes(gathered_before, 2):
+    for gathered, own, scored in run_processes(gathered_before, 2):
         assert "ranks 0 and 1" in gathered
         assert not own
+        assert not scored
 
 
 @pytest.mark.parametrize("name", ["triplet", "contrastive", "multi_similarity"])

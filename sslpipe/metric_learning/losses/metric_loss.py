@@ -101,7 +101,7 @@ class MetricLoss(LabelledPart):
             num_classes=getattr(self, "num_classes", None),
             dim=getattr(self, "dim", None),
         )
-        if self._counted is None:  # at the first call
+        if self._counted is None and ids is None:  # at the first call
             check_shares(x, row_counts(len(x)))
         with torch.autocast(x.device.type, enabled=False):
             dtype = x.dtype
