@@ -27,7 +27,8 @@ MOST_NAMED = 3  # names in a line
 MOST_KINDS = 6  # such as suffixes, in a line
 MOST_LINES = 24  # of skipped, of images, of doubts: one screen
 GAPS = frozenset(["nan", "none", "null", "<na>", "n/a", "na"])  # in lower case
-_BETWEEN = re.compile(r"[|;,]|(?<=\d)\s+(?=\d)")  # labels in one cell
+_BETWEEN = re.compile(r"[|;,]")  # labels in one cell
+_NUMBERS = re.compile(r"[\d\s]+")  # labels with blanks between them: 16 7, but no Boeing 737 800
 _NUMBER = re.compile(r"0*(\d+)(\.0+)?")  # 1, 01 and 1.0 are one: 1
 _BESIDE = re.compile(r"^[\s\['\"({]+|[\s\]'\")}]+$")  # a label in a list of Python or JSON
 OVERLOOKED = "case, blanks or zeros"  # what two names may differ by, as `_plain` says
@@ -329,7 +330,12 @@ def alike_names(names: Iterable[str]) -> list[list[str]]:
 
 def _several_labels(names: Sequence[str]) -> list[str]:
     """Return the names that are several labels, of which one is another's: a|b beside b."""
-    parts = {name: [_BESIDE.sub("", part) for part in _BETWEEN.split(name)] for name in names}
+    parts = {
+        name: name.split()
+        if _NUMBERS.fullmatch(name)
+        else [_BESIDE.sub("", part) for part in _BETWEEN.split(name)]
+        for name in names
+    }
     alone = {own[0] for own in parts.values() if len(own) == 1}
     return [name for name, own in parts.items() if len(own) > 1 and not alone.isdisjoint(own)]
 

@@ -216,20 +216,25 @@ def _writable(table: Any, options: SourceOptions) -> Any:
 def _read_list(options: SourceOptions, root: Path, text: str) -> dict[str, Images]:
     """Read a path a line, or in each a path and a class: `n01440764/1.JPEG 0`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    labelled = [_LABELLED.fullmatch(line) for line in lines]
-    named = [
-        (match[1], match[2] or match[3]) for match in labelled if match and is_image(Path(match[1]))
-    ]
-    has_labels = len(named) == len(lines) and not any(is_image(Path(line)) for line in lines)
+    named = [pair for line in lines if (pair := _path_and_class(line))]
+    others = [line for line in lines if not _path_and_class(line)]
     if options.fields:
         raise DataError(f"--columns={options.fields[0]!r}: a list of paths has no columns")
-    if not has_labels and lines:
-        _check_plain(root, lines[-1])
+    if others and not options.skip_missing:
+        _check_plain(root, others[-1])  # the first may be a header
     rows: list[Row] = [(place_of(root, line), None) for line in lines]
-    if has_labels:
+    if not others:
         rows = [(place_of(root, path), label if options.labels else None) for path, label in named]
     images = from_rows(options, root, {options.named_split or "train": rows})
     return reported(images, _not_listed(options, images))
+
+
+def _path_and_class(line: str) -> tuple[str, str] | None:
+    """Return the path of an image and its class; None for another line, such as a path alone."""
+    match = _LABELLED.fullmatch(line)
+    if match is None or not is_image(Path(match[1])) or is_image(Path(line)):
+        return None
+    return match[1], match[2] or match[3]
 
 
 def _check_plain(root: Path, line: str) -> None:

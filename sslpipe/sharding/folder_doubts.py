@@ -1,5 +1,6 @@
 """What of a folder of images looks like a slip, a sentence each."""
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -36,10 +37,11 @@ _NAMED = {
 }
 # cat_mask.png, cat-edited.jpg, cat-150x150.jpg, cat@2x.png: names that add this to another's
 _OF_ANOTHER = re.compile(
-    r"(?P<other>.+?)([-_. ]+(masks?|seg|segmentation|gt|ground[-_ ]?truth|labels?|annotation|depth"
-    r"|thumb|thumbnail|preview|edited|scaled|copy|\d+x\d+)([-_ ]?\d+)?|@[23]x)",
+    r"(([-_.] ?(masks?|seg|segmentation|gt|ground[-_ ]?truth|labels?|annotation|depth"
+    r"|thumb|thumbnail|preview|edited|scaled|\d+x\d+)|[-_. ]copy)([-_ ]?\d+)?|@[23]x)\Z",
     re.IGNORECASE,
 )
+_LONGEST = 30  # letters of what is added
 MOST_OPENED = 100  # files of a kind
 _PARTS = {"fold", "part", "batch", "set", "subset", "chunk"}  # of a data set, with a number
 # names of folders that hold what belongs to images elsewhere
@@ -187,34 +189,38 @@ def _in_split(parts: tuple[str, ...], level: int) -> tuple[str, ...]:
 
 def _of_others(root: Path, images: Sequence[Path], split_level: int) -> list[str]:
     """Return doubts of images that are, by their names, masks or versions of other images."""
+    folders: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for image in images:
+        folder, name = os.path.split(image)
+        folders[folder][os.path.splitext(name)[0]].append(name)
+    versions, again, aside = [], [], []
+    for folder, stems in folders.items():
+        for stem, names in stems.items():
+            match = _OF_ANOTHER.search(stem, max(0, len(stem) - _LONGEST))
+            other = stem[: match.start()].rstrip("-_. ") if match else ""
+            if other in stems:
+                versions.append((Path(folder, names[0]), stems[other][0]))
+            if len(names) > 1 and len({os.path.splitext(name)[1].lower() for name in names}) > 1:
+                again.append((folder, sorted(names, key=str.lower)))
+        inner = Path(folder).relative_to(root).parts[split_level + 2 :]
+        if not _ASIDE.isdisjoint(map(str.lower, inner)):
+            aside += [Path(folder, name) for names in stems.values() for name in names]
     doubts = []
-    stems = {(path.parent, path.stem): path for path in images}
-    versions = {
-        path: stems[folder, match["other"]]
-        for (folder, stem), path in stems.items()
-        if (match := _OF_ANOTHER.fullmatch(stem)) and (folder, match["other"]) in stems
-    }
     if versions:
-        first = min(versions)
+        first, other = min(versions)
         doubts.append(
             f"images named as masks, edits or smaller copies of others beside them: "
-            f"{len(versions):,}, such as {shown(below(root, first))} of "
-            f"{shown(versions[first].name)}; where they are no images of their own, move them "
-            "elsewhere"
+            f"{len(versions):,}, such as {shown(below(root, first))} of {shown(other)}; where they "
+            "are no images of their own, move them elsewhere"
         )
-    formats = Counter((path.parent, path.stem) for path in images)
-    again = sorted(path for path in images if formats[path.parent, path.stem] > 1)
     if again:
+        folder, names = min(again)
+        count = sum(len(own) for _, own in again)
         doubts.append(
-            f"images of one name in several formats: {len(again):,}, such as "
-            f"{shown(below(root, again[0]))} and {shown(again[1].name)}; where they are one "
-            "picture, keep one of them"
+            f"images of one name in several formats: {count:,}, such as "
+            f"{shown(below(root, Path(folder, names[0])))} and {shown(names[-1])}; where they are "
+            "one picture, keep one of them"
         )
-    aside = [
-        path
-        for path in images
-        if not _ASIDE.isdisjoint(map(str.lower, path.relative_to(root).parts[split_level + 2 : -1]))
-    ]
     if aside:
         doubts.append(
             f"images in folders of masks, labels or thumbnails: {len(aside):,}, such as "

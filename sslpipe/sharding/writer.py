@@ -53,6 +53,8 @@ _SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
 _NUMBERED = re.compile(r"(?P<series>.*\D)(?P<number>\d+)([.][^./]*)?")  # film7-0012.jpg
 LEAST_OF_SERIES = 5  # images
 SPARSEST_SERIES = 30  # numbers for an image, as of every 30th frame
+LEAST_IN_CLASS = 5  # series; fewer are cameras or ways of naming
+LEAST_IN_FLAT = 50  # series in one folder without classes, where fewer are classes or cameras
 SEED = 0  # of every shuffle and cut
 WRITER_VERSION = 1  # raised when the same plan gives other bytes
 MOST_TOGETHER = 32  # samples of one group side by side
@@ -216,7 +218,7 @@ def _describe_groups(splits: Mapping[str, SplitImages], by: str) -> list[str]:
 
 
 def series_doubts(images: Images) -> list[str]:
-    """Doubt a random cut of images whose names are numbered in more series than there are classes.
+    """Doubt a random cut of images whose names are numbered in far more series than classes.
 
     So are frames of films, slices of scans and pictures of one object: cat/film7-0012.jpg.
     """
@@ -229,14 +231,18 @@ def series_doubts(images: Images) -> list[str]:
         for series, own in numbers.items()
         if len(own) >= LEAST_OF_SERIES and max(own) - min(own) < SPARSEST_SERIES * len(own)
     }
+    classes = images.class_names()
     folders = {name.rpartition("/")[0] for name in images.names}
-    if len(sizes) <= len(images.class_names() or folders) or 2 * sum(sizes.values()) < len(images):
+    least = LEAST_IN_CLASS * max(2, len(classes or folders))
+    if not classes and len(folders) == 1:
+        least = LEAST_IN_FLAT
+    if len(sizes) < least or 2 * sum(sizes.values()) < len(images):
         return []
     first = min(sizes)
     return [
         f"names are numbered in {len(sizes):,} series, such as {shown(first)} with "
-        f"{sizes[first]:,} images, and test was cut at random: where each is a film, a scan or one "
-        "object, images of test have neighbours in train; "
+        f"{sizes[first]:,} images, and test was cut at random: where each is no class but a film, "
+        "a scan or one object, images of test have neighbours in train; "
         r"--name-pattern='(?P<series>.*\D)\d+[.]\w+|.*' --split-by=series leaves them whole"
     ]
 

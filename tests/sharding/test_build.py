@@ -271,11 +271,13 @@ SERIES = r"(?P<series>.*\D)\d+[.]\w+|.*"
 @pytest.mark.parametrize(
     ("names", "doubted"),
     [
-        ([f"film{f}-{k}" for f in range(2) for k in range(1, 7)], True),
-        ([f"owl/film{f}_{10 * k:04d}" for f in range(2) for k in range(6)], True),
-        ([f"{c}/0000{t}_{k:05d}" for c in "ab" for t in range(2) for k in range(6)], True),
-        ([f"{c}/scan{c}{t}/{k}" for c in "ab" for t in range(2) for k in range(6)], True),
+        ([f"film{f}-{k}" for f in range(50) for k in range(5)], True),
+        ([f"breed{f}_{k}" for f in range(37) for k in range(5)], False),  # Oxford's pets
+        ([f"owl/film{f}_{10 * k:04d}" for f in range(10) for k in range(5)], True),
+        ([f"{c}/0000{t}_{k:05d}" for c in "ab" for t in range(5) for k in range(6)], True),
+        ([f"{c}/scan{c}{t}/{k}" for c in "ab" for t in range(5) for k in range(6)], True),
         ([f"{c}/{c}_{k}" for c in "ab" for k in range(6)], False),  # numbered by their class
+        ([f"{c}/{s}_{k}" for c in "ab" for s in ("art", "photo") for k in range(6)], False),
         ([f"{c}/{c}{t}/{k}" for c in "ab" for t in range(4) for k in range(3)], False),  # few
         ([f"owl/{t}_{k * k * 1000}" for t in range(3) for k in range(6)], False),  # ids
     ],

@@ -20,7 +20,7 @@ from sslpipe.errors import DataError
 from sslpipe.sharding.build_report import FILE, Report
 from sslpipe.sharding.sources import class_names
 from tests.helpers.dataset import picture, png
-from tests.helpers.shards import error_of, run
+from tests.helpers.shards import error_of, grey, run
 
 
 @pytest.fixture
@@ -187,6 +187,17 @@ def test_a_line_of_more_than_a_path_and_a_class_is_refused_with_what_to_write(
     assert "names of the columns above" in message
 
 
+def test_a_path_with_its_class_is_not_what_is_wrong_with_a_list(tmp_path, photos, capsys):
+    """As in CelebA's lists, of which the first line is the count."""
+    (tmp_path / "list.txt").write_text("2\nid0.PNG 1\nid1.PNG 1\n")
+    words = ["--source", "csv", "--csv", tmp_path / "list.txt", "--root", photos]
+    message = error_of(capsys, "build", tmp_path / "out", *words)
+    assert "neither a path" not in message
+    assert "photos/2: No such file" in message
+    (tmp_path / "list.txt").write_text("id0.PNG\nholiday id1.PNG\n")  # of which one is lost
+    assert built(tmp_path, *words, "--skip-missing") == {"train": ["id0.PNG"]}
+
+
 def test_blanks_around_paths_are_nearly_as_written(tmp_path, photos):
     (tmp_path / "list.csv").write_text("path,label\nid0.PNG , a\n id1.PNG,b\n deep / id4.PNG,b\n")
     words = ["--source", "csv", "--csv", tmp_path / "list.csv", "--root", photos]
@@ -241,6 +252,9 @@ def test_a_table_with_tabs_is_read_though_it_is_named_as_a_spreadsheet(tmp_path,
 
 def test_gaps_and_lists_of_labels_that_became_classes_are_doubted(tmp_path, photos):
     labels = ["nan", "7", "owl", "owl|dove", "['dove', 'owl']", "16 7"]
+    labels += ["Peugeot 206", "Peugeot 206 2001"]
+    for number in (6, 7):
+        grey(photos / f"id{number}.PNG", number)
     rows = [f'id{number}.PNG,"{label}"\n' for number, label in enumerate(labels)]
     (tmp_path / "list.csv").write_text("path,label\n" + "".join(rows))
     for number in (4, 5):
