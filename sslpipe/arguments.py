@@ -75,7 +75,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
 def _defaults_of_torch() -> AbstractContextManager[object]:
     """Lift inside what a notebook has set of torch's default dtype and device, if it has torch."""
-    if "torch" not in sys.modules:
+    if sys.modules.get("torch") is None:
         return nullcontext()
     from sslpipe.precision import torch_defaults
 
