@@ -50,13 +50,8 @@ _ASIDE = {
     *("thumbs", "thumbnails", "segmentations", "segmentationclass", "segmentationobject"),
 }
 # names of folders beside each other that are parts of a data set, not classes
-_HARDLY_CLASSES = (
-    GENERIC
-    | _ASIDE
-    | {
-        *("json", "xml", "jpegimages", "rgb", "depth", "thermal", "infrared"),
-    }
-)
+_OF_KINDS = {"json", "xml", "jpegimages", "rgb", "depth", "thermal", "infrared"}
+_HARDLY_CLASSES = GENERIC | _ASIDE | _OF_KINDS
 # 2024, 2024-05, 2024-05-01 Rome, 20240501; of Google Takeout; 100APPLE of a camera; cam01, Camera 2
 _OF_A_TIME = re.compile(
     r"(19|20)\d\d([-_. ]?(0[1-9]|1[0-2])([-_. ]?([0-2]\d|3[01])\b.*)?)?|Photos from (19|20)\d\d"
