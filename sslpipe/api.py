@@ -192,7 +192,7 @@ def _embed_images(model: FrozenBackbone, images: Images, device: str) -> Embeddi
 
     def warn(place: int, reason: str) -> None:
         skipped.append(place)
-        warnings.warn(f"images[{place}] has no row: {reason}", stacklevel=7)
+        warnings.warn(f"images[{place}] has no row: {reason}", stacklevel=8)
 
     network = model if device == "cpu" else copy.deepcopy(model).to(device)
     features = network.encode(images, on_bad=warn).cpu()

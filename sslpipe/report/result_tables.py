@@ -19,6 +19,7 @@ from sslpipe.files import Tree
 from sslpipe.report.page import feature_title, percent, render
 from sslpipe.report.run_files import RunFiles
 
+ORDER = ("ssl", "pixels", "random")  # of the lines of a table; others come behind
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
 SMALL_IS_GOOD = ("fpr@", "eer")  # how such metrics begin; others: large is good
 OTHER_MEASURES = "Retrieval and verification"
@@ -83,7 +84,7 @@ def table_lines(rows: Iterable[Tree]) -> list[Line]:
         line = lines.setdefault((new.features, new.whitened), new)
         if row["column"] is not None:
             line.cells[row["column"]] = row
-    order = {name: place for place, name in enumerate(("ssl", *BASELINES))}
+    order = {name: place for place, name in enumerate(ORDER)}
     return sorted(
         lines.values(),
         key=lambda line: (line.baseline, order.get(line.features, len(order))),
