@@ -167,7 +167,7 @@ def _open_sides(name: str, files: Files, *, one_split: bool) -> tuple[Features, 
 
 
 def _warn_of_ids(name: str, side: Features) -> None:
-    """Say that rows of two classes have one id, as names without their folders have."""
+    """Mention rows of two classes that have one id, as names of files without folders have."""
     ids, order = side.rows.ids.sort(stable=True)
     labels = side.rows.labels[order]
     clash = ((ids[1:] == ids[:-1]) & (labels[1:] != labels[:-1])).nonzero()[:, 0].tolist()

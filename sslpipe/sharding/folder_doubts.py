@@ -188,7 +188,9 @@ def _of_others(root: Path, images: Sequence[Path], split_level: int) -> list[str
     for image in images:
         folder, name = os.path.split(image)
         folders[folder][os.path.splitext(name)[0]].append(name)
-    versions, again, aside = [], [], []
+    versions: list[tuple[Path, str]] = []
+    again: list[tuple[str, list[str]]] = []
+    aside: list[Path] = []
     for folder, stems in folders.items():
         for stem, names in stems.items():
             match = _OF_ANOTHER.search(stem, max(0, len(stem) - _LONGEST))
