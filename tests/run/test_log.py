@@ -5,6 +5,7 @@ import re
 import shutil
 import struct
 import sys
+import time
 
 import pytest
 
@@ -228,6 +229,7 @@ def test_tensorboard_shows_repeated_steps_once(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for steps in ((1, 2, 3, 4), (3, 4, 5)):
+        time.sleep(1.1)  # files are read in the order of their names, which begin with the second
         log = a_log(tmp_path, trackers=("tensorboard",))
         if steps[0] == 1:
             log.evals(0, {"knn_top1": 0.5})
