@@ -75,6 +75,7 @@ from sslpipe.distributed import Rank
 from sslpipe.run.watchdog import Watchdog
 with Watchdog(Path(sys.argv[1]), Rank(0, 1), 1.0) as beat:
     beat(5, "training")
+    time.sleep(0.3)  # it has been looked at
     if os.fork() == 0:
         time.sleep(2.5)
         os.kill(os.getppid(), signal.SIGCONT)
