@@ -1,7 +1,8 @@
 """Market-1501: train, query and gallery; a class is a person.
 
-Persons 0000 and -1 of the gallery, distractors and junk, have no label. Source: Zheng et al. 2015,
-Scalable person re-identification: a benchmark, and its readme.
+Person 0000 of the gallery, whom no query shows, are its distractors; -1 is junk, which the protocol
+leaves out. Source: Zheng et al. 2015, Scalable person re-identification: a benchmark, and its
+readme.
 
     python -m tools.datasets.market Market-1501-v15.09.15 market.csv
 """
@@ -23,8 +24,9 @@ def rows(root: Path) -> Iterator[tuple[str, ...]]:
             match = re.match(r"(-?\d+)_c(\d+)s(\d+)_", path.name)
             if match is None:
                 raise SystemExit(f"{path} is not named as in 0002_c1s1_000451_03.jpg")
-            person = "" if match[1] in ("0000", "-1") else match[1]
-            yield f"{folder}/{path.name}", person, split, person, match[2], match[3]
+            person = match[1]
+            if person != "-1":
+                yield f"{folder}/{path.name}", person, split, person, match[2], match[3]
 
 
 if __name__ == "__main__":
