@@ -32,7 +32,7 @@ BROUGHT = {  # folder -> names that it brings; without it this test is not run
         "find_outliers",
         "select_to_label",
     ),
-    "sensors": ("build_sensor_dataset",),
+    "sensors": ("SensorFiles",),
     "search": ("Gallery", "ImageSearch", "browse", "choose", "rank_features"),
 }
 SATELLITES = [name for names in BROUGHT.values() for name in names]

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import argument, option
+from sslpipe.cli.terminal import progress
 from sslpipe.errors import counted, one_line
 
 if TYPE_CHECKING:
     from sslpipe.data.index import Manifest
-    from sslpipe.sharding.build import Built
+    from sslpipe.sharding.arrays import SampleReader
     from sslpipe.sharding.build_report import Report
 
 OutFolder = Annotated[Path, argument("The data set's folder.")]
@@ -119,10 +120,50 @@ def prepare_workers() -> None:
     warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 
-def print_built(out: Path, built: "Built") -> None:
-    """Print what a build has skipped, and its report."""
+def build_shards(
+    out: Path,
+    source: "str | SampleReader",
+    reading: Reading,
+    writing: Writing,
+    *,
+    name: str | None = None,
+    download: bool = False,
+    resize_px: int | None = None,
+    background: str | None = None,
+) -> None:
+    """Build a data set as the options say; print what was skipped, and the report."""
     from sslpipe.sharding.build import MISSING
+    from sslpipe.sharding.dataset import build_dataset
 
+    built = build_dataset(
+        out,
+        source,
+        root=reading.root,
+        split=reading.split,
+        csv=reading.csv,
+        image_column=reading.image_column,
+        label_column=reading.label_column,
+        split_column=reading.split_column,
+        skip_missing=reading.skip_missing,
+        labels=reading.labels,
+        columns=reading.columns,
+        name_pattern=reading.name_pattern,
+        name=name,
+        download=download,
+        resize_px=resize_px,
+        background=background,
+        test_fraction=writing.test_fraction,
+        split_by=writing.split_by,
+        unseen_classes=writing.unseen(),
+        group_by=writing.group_by,
+        samples_per_shard=writing.samples_per_shard,
+        skip_bad=writing.skip_bad,
+        overwrite=writing.overwrite,
+        origin=writing.origin,
+        license=writing.license,
+        num_workers=writing.num_workers,
+        progress=progress,
+    )
     for line in built.skipped:
         print(one_line(f"skipped: {line}"), file=sys.stderr)
     for line in built.notes:

@@ -14,8 +14,8 @@ from sslpipe.cli.building import (
     ValueRange,
     Workers,
     Writing,
+    build_shards,
     prepare_workers,
-    print_built,
     print_report,
 )
 from sslpipe.cli.inputs import check_picture, open_data, parse_ids
@@ -87,38 +87,16 @@ def build(
 
     Images of other channels or depths than 8-bit RGB, and tiles of scenes: `sslpipe sensors build`.
     """
-    from sslpipe.sharding.dataset import build_dataset
-
-    built = build_dataset(
+    build_shards(
         out,
         source,
-        root=reading.root,
-        split=reading.split,
-        csv=reading.csv,
-        image_column=reading.image_column,
-        label_column=reading.label_column,
-        split_column=reading.split_column,
-        skip_missing=reading.skip_missing,
-        labels=reading.labels,
-        columns=reading.columns,
-        name_pattern=reading.name_pattern,
+        reading,
+        writing,
         name=name,
         download=download,
         resize_px=resize_px,
         background=background,
-        test_fraction=writing.test_fraction,
-        split_by=writing.split_by,
-        unseen_classes=writing.unseen(),
-        group_by=writing.group_by,
-        samples_per_shard=writing.samples_per_shard,
-        skip_bad=writing.skip_bad,
-        overwrite=writing.overwrite,
-        origin=writing.origin,
-        license=writing.license,
-        num_workers=writing.num_workers,
-        progress=progress,
     )
-    print_built(out, built)
 
 
 @command(

@@ -7,11 +7,11 @@ from sslpipe.cli.building import (
     Reading,
     ValueRange,
     Writing,
+    build_shards,
     prepare_workers,
-    print_built,
 )
 from sslpipe.cli.options import command, option
-from sslpipe.cli.terminal import new_app, progress
+from sslpipe.cli.terminal import new_app
 
 app = new_app(
     help="Convert TIFF, DICOM, NIfTI, arrays and large scenes to shards.",
@@ -81,13 +81,11 @@ def build(
     Reads TIFF, 16-bit PNG, .npy, .npz, DICOM and NIfTI, and pictures. If it is interrupted, run it
     again to resume.
     """
-    from sslpipe.sensors.dataset import build_sensor_dataset
+    from sslpipe.sensors.sensor_files import SensorFiles
     from sslpipe.sharding.arrays import parse_range
 
-    built = build_sensor_dataset(
-        out,
+    files = SensorFiles(
         source,
-        root=reading.root,
         channels=channels,
         pages=pages,
         slice_axis=slice_axis,
@@ -96,25 +94,5 @@ def build(
         tile=tile,
         stride=stride,
         min_content=min_content,
-        split=reading.split,
-        csv=reading.csv,
-        image_column=reading.image_column,
-        label_column=reading.label_column,
-        split_column=reading.split_column,
-        skip_missing=reading.skip_missing,
-        labels=reading.labels,
-        columns=reading.columns,
-        name_pattern=reading.name_pattern,
-        test_fraction=writing.test_fraction,
-        split_by=writing.split_by,
-        unseen_classes=writing.unseen(),
-        group_by=writing.group_by,
-        samples_per_shard=writing.samples_per_shard,
-        skip_bad=writing.skip_bad,
-        overwrite=writing.overwrite,
-        origin=writing.origin,
-        license=writing.license,
-        num_workers=writing.num_workers,
-        progress=progress,
     )
-    print_built(out, built)
+    build_shards(out, files, reading, writing)

@@ -1,3 +1,3 @@
 """What of this folder is `sslpipe.NAME`, too."""
 
-NAMES = {"build_sensor_dataset": "sslpipe.sensors.dataset"}
+NAMES = {"SensorFiles": "sslpipe.sensors.sensor_files"}

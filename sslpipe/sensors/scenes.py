@@ -184,6 +184,7 @@ def cut_scenes(
             split: replace(each, doubts=[*each.doubts, *doubts]) for split, each in images.items()
         },
         columns=columns,
+        arrays=sensors.arrays,
         dtype=dtype.name if sensors.channels else None,
         window=sensors.value_range or (windows.pop() if len(windows) == 1 else None),
         notes=notes,

@@ -11,6 +11,7 @@ from sslpipe.arguments import Progress, checked, silent
 from sslpipe.data.image_type import Colour
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError, as_output, as_path, check_count, shown
+from sslpipe.sharding.arrays import SampleReader
 from sslpipe.sharding.build import Built, read_samples, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.csv_table import Frame, frame_reader
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 @checked
 def build_dataset(
     out: str | Path,
-    source: str | Frame | Rows | Mapping[str, Rows] = "folder",
+    source: str | Frame | Rows | Mapping[str, Rows] | SampleReader = "folder",
     *,
     root: str | Path | None = None,
     split: str | None = None,
@@ -69,7 +70,7 @@ def build_dataset(
             DataFrame, read as a CSV file is. Or images in memory, as `embed` takes them: a list or
             an array of them, a list of (image, class), a torch Dataset without random transforms;
             by split, {"train": ..., "test": ...}. Pixels are stored as PNG: paths keep JPEG files
-            as they are.
+            as they are. Or `sslpipe.SensorFiles`: images of any channels, tiles of scenes.
         root: Folder of the images or files.
         split: Read only this split; its name where the source has none.
         csv: The file of source "csv", one row per image.
@@ -114,15 +115,19 @@ def build_dataset(
         check_count(resize_px, "resize_px", error=DataError)
     folder = as_output(out, "out", DataError)
     cut = Cut(test_fraction, split_by, unseen_classes)
-    reader: str | SourceReader
-    if isinstance(source, Frame):
+    reader: str | SourceReader | SampleReader
+    if isinstance(source, SampleReader):
+        reader = source
+        _check_unused("files of sensors", {"resize_px": resize_px, "background": background})
+    elif isinstance(source, Frame):
         reader = frame_reader(source)
         origin = origin or "a DataFrame"
-        _check_unused({"csv": csv, "download": download})
+        _check_unused("what is in memory", {"csv": csv, "download": download})
     elif are_rows(source):
         reader = reader_of(source)
         origin = origin or "images in memory"
         _check_unused(
+            "what is in memory",
             {
                 "root": root,
                 "csv": csv,
@@ -131,7 +136,7 @@ def build_dataset(
                 "columns": columns,
                 "name_pattern": name_pattern,
                 "download": download,
-            }
+            },
         )
     elif isinstance(source, str) and (source in SOURCES or not Path(source).is_dir()):
         reader = source  # an unknown name is refused with the nearest one
@@ -159,15 +164,20 @@ def build_dataset(
         name_pattern=parse_pattern(name_pattern),
         out=folder,
     )
+    if isinstance(reader, SampleReader):
+        samples = reader.read_samples(options, folder, num_workers)
+    else:
+        samples = read_samples(reader, options)
     layout = Layout(
         samples_per_shard=samples_per_shard,
         resize_shorter_px=resize_px,
         background=None if background is None else _parse_colour(background),
         group_by=group_by,
+        arrays=samples.arrays,
     )
     return write_shards(
         folder,
-        read_samples(reader, options),
+        samples,
         layout,
         name=name,
         cut=cut,
@@ -258,13 +268,11 @@ def describe_dataset(data: DatasetIndex | str | Path) -> dict[str, dict[str, str
     }
 
 
-def _check_unused(arguments: Mapping[str, object]) -> None:
-    """Raise DataError where an argument that images in memory do not use is given."""
+def _check_unused(images: str, arguments: Mapping[str, object]) -> None:
+    """Raise DataError where an argument that has no effect on such images is given."""
     for name, value in arguments.items():
         if value:
-            raise DataError(
-                f"{name} = {shown(value)} has no effect on what is in memory; leave it out"
-            )
+            raise DataError(f"{name} = {shown(value)} has no effect on {images}; leave it out")
 
 
 def _parse_colour(text: str) -> Colour:

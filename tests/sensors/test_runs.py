@@ -219,17 +219,16 @@ def test_python_and_the_command_build_the_same_data_set(tmp_path):
         tifffile.imwrite(folder / f"{number}.tif", stack, **CONTIG)
     words = ("--channels", "a,b,c", "--range", "0,4095", "--tile", 12)
     build(tmp_path / "theirs" / "set", tmp_path / "img", *words, "--test-fraction", 0.25)
-    built = sslpipe.build_sensor_dataset(
-        tmp_path / "ours" / "set",
-        root=str(tmp_path / "img"),
-        channels=["a", "b", "c"],
-        range=(0, 4095),
-        tile=12,
-        test_fraction=0.25,
+    files = sslpipe.SensorFiles(channels=["a", "b", "c"], range=(0, 4095), tile=12)
+    built = sslpipe.build_dataset(
+        tmp_path / "ours" / "set", files, root=str(tmp_path / "img"), test_fraction=0.25
     )
     assert tree(tmp_path / "ours" / "set") == tree(tmp_path / "theirs" / "set")
     assert built.manifest == load_index(tmp_path / "theirs" / "set").manifest
     with pytest.raises(UserError, match="range needs channels"):
-        sslpipe.build_sensor_dataset(tmp_path / "x", root=tmp_path / "img", tile=12, range=(0, 1))
+        sslpipe.SensorFiles(tile=12, range=(0, 1))
     with pytest.raises(UserError, match="stride needs tile"):
-        sslpipe.build_sensor_dataset(tmp_path / "x", root=tmp_path, channels="a", stride=4)
+        sslpipe.SensorFiles(channels="a", stride=4)
+    for name, value in {"resize_px": 8, "background": "white"}.items():
+        with pytest.raises(UserError, match=f"{name} = .* has no effect on files of sensors"):
+            sslpipe.build_dataset(tmp_path / "x", files, root=tmp_path / "img", **{name: value})
