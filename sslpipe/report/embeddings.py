@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from markupsafe import Markup
 
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.feature_files import CLASSES
 from sslpipe.evaluation.intervals import Floats, Integers
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.vectors import Features
@@ -49,7 +50,7 @@ def embedding_map(run: RunFiles, queries: Features) -> Markup:
     if len(rows.ids) < FEWEST_MAPPED:
         return render("missing", text=f"{len(rows.ids)} embeddings are too few for a map.")
     ids = rows.ids.tolist()
-    names, labels = named_labels(run.classes, rows.labels.numpy())
+    names, labels = named_labels(class_names(run, queries), rows.labels.numpy())
     count = len(names)
     # unit-length features, from 50 main axes
     features = unit_rows(rows)
@@ -70,7 +71,7 @@ def embedding_map(run: RunFiles, queries: Features) -> Markup:
     some = f" with {len(pictures)} of the images" if pictures else ""
     title = f"t-SNE{some}, perplexity {perplexity:.0f}"
     alt = f"t-SNE of {of}{some}, by class"
-    evaluated = run.metadata.get("backbone_sha256")
+    compared = [key for key in ("backbone_sha256", "data_sha256") if key in run.metadata]
     return render(
         "embeddings.map",
         of=of,
@@ -87,9 +88,16 @@ def embedding_map(run: RunFiles, queries: Features) -> Markup:
             pictures=pictures,
         ),
         without_images=split is None,
-        other=evaluated and queries.facts.get("backbone_sha256") != evaluated,
+        other=any(queries.facts.get(key) != run.metadata[key] for key in compared),
         embed=EMBED.format("test"),
     )
+
+
+def class_names(run: RunFiles, features: Features) -> list[str]:
+    """Return the names of the features' labels, whose data set may be another than the run's."""
+    if features.split is not None:
+        return list(features.split.index.manifest.classes)
+    return list(features.facts.get(CLASSES, run.classes))
 
 
 def named_labels(classes: list[str], labels: Integers) -> tuple[list[str], Integers]:
@@ -170,4 +178,4 @@ def found_neighbours(
     pictures = thumbnails(queries.split, (row.id for row in shown))
     others = thumbnails(split, {near for row in shown for near, *_ in row.near})
     searched = f"the split {split.name!r} ({len(rows.ids):,} images)"
-    return Neighbours(shown, (pictures, others), run.classes, searched)
+    return Neighbours(shown, (pictures, others), class_names(run, queries), searched)

@@ -439,6 +439,27 @@ def test_a_run_is_shown_without_its_data_set(whole, tmp_path):
     assert page.rows == whole.page.rows
 
 
+def test_embeddings_of_another_data_set_have_its_classes_and_are_told_apart(whole, tmp_path):
+    said = "These embeddings are of another network or data set than the results."
+    assert said not in whole.page.text
+    assert "labelled train images" not in whole.page.text  # of Recall@1 the bank is the test split
+    data = write_dataset(tmp_path / "grown", (24,), split="test")
+    manifest = json.loads(data.read_text())
+    data.write_text(json.dumps({**manifest, "classes": ["ant", "bee", "cat", "dog"]}))
+    run_dir = _copy(whole.run_dir, tmp_path, "eval.json")
+    out = run_dir / "features" / "test.safetensors"
+    words = [str(whole.run_dir), "--data", str(data), "--split", "test", "--out", str(out)]
+    command_line("embed", *words, "--num-workers", "0", "--device", "cpu", status=0)
+    for more in (["--data", data], []):
+        report(run_dir, *more)
+        html = (run_dir / "report.html").read_text()
+        assert said in Page(html).text
+        assert all(name in html for name in ("ant", "bee", "cat", "dog"))
+        shown = [image["alt"] for image in Page(html).all("img")]
+        assert not any("plain" in alt for alt in shown)
+        assert any("bee" in alt for alt in shown) == bool(more)
+
+
 def test_mistakes_are_one_line(whole, tmp_path):
     other, run = write_dataset(tmp_path / "other", (4,), split="test"), whole.run_dir
     old = _copy(run, tmp_path)
