@@ -48,7 +48,7 @@ class HeldOutScores(NamedTuple):
     numbers: dict[str, float]  # by name
     rows: Embeddings | None = None  # of the held-out samples
     searched: Embeddings | None = None  # what they searched, themselves among it
-    by_sample: Mapping[int, float] = {}  # of `retrieval_monitor`: id -> MAP@R, where it has one
+    by_sample: Mapping[int, float] = {}  # id -> MAP@R, of those that have one
 
 
 def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutScores:
@@ -77,6 +77,7 @@ def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutSco
     if watched.options.process.rank != 0 or len(rows.ids) < 2:
         return HeldOutScores({})
     numbers = {}
+    by_sample: Mapping[int, float] = {}
     labelled = rows.rows(rows.labels >= 0)
     classes = labelled.labels.cpu().numpy()
     if with_a_partner(classes) and _finite(labelled):
@@ -87,12 +88,12 @@ def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutSco
         numbers["holdout_knn"] = found.value
     searched = labelled if more is None else Embeddings.joined([labelled, more])
     if len(torch.unique(searched.labels)) > 1:  # of one class every neighbour is right
-        retrieved, _ = _retrieval(labelled, searched, "holdout")
+        retrieved, by_sample = _retrieval(labelled, searched, "holdout")
         numbers |= retrieved
     free = label_free_numbers(rows.features, by_view(views.features))
     numbers |= {f"holdout_{name}": value for name, value in free.items()}
     everyone = rows if more is None else Embeddings.joined([rows, more])
-    return HeldOutScores(numbers, rows, everyone)
+    return HeldOutScores(numbers, rows, everyone, by_sample)
 
 
 def retrieval_monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutScores:

@@ -149,8 +149,8 @@ class RunConfig(Settings):
     """Not set: best in a run from weights and in a fine-tuning, if samples are held out to choose
     by, else last. best: the checkpoint of the best evaluation stays, as `--checkpoint best`. In a
     run from weights these compete, too, as step 0, and every command takes the best unless
-    --checkpoint says otherwise: it is never below the start, by the held-out images, and in a
-    fine-tuning clearly above it, or the start. Else every command takes the last one."""
+    --checkpoint says otherwise: it is never below the start, by the held-out images, and with
+    labels clearly above it, or the start. Else every command takes the last one."""
     patience: NonNegative = 0
     """End the run, as done, when so many evaluations in a row were no better than the best one; 0:
     never. Those of the steps of augment.half_size_share do not count. The learning rate still

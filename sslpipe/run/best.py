@@ -80,7 +80,7 @@ class Best:
         Args:
             done: Steps.
             values: Its numbers.
-            by_sample: MAP@R of each sample, where it must be clearly above the start's.
+            by_sample: MAP@R of each sample.
         """
         if not self._keeps and not self._patience:
             return

@@ -51,8 +51,8 @@ class BestEntry(Stored):
     since: Int64 = 0  # evaluations after it that count, none of which was better
     measure: str = ""  # what is compared, as the first evaluation decided
     # of the weights that the run started from, where they are a candidate: their score; where that
-    # is MAP@R, their Recall@1, below which an evaluation is not the best; of a fine-tuning the
-    # MAP@R of each sample, by its id, which the best is clearly above
+    # is MAP@R, their Recall@1, below which an evaluation is not the best, and the MAP@R of each
+    # sample, by its id, which the best is clearly above
     start: Finite | None = None
     floor: Finite | None = None
     start_by_sample: dict[int, Finite] | None = None

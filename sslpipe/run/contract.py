@@ -109,7 +109,7 @@ class Scores(NamedTuple):
 
     numbers: dict[str, float]  # by name; none on ranks other than 0
     draw: Callable[[], Image.Image] | None = None  # what lies nearest to some samples, if any
-    by_sample: Mapping[int, float] = {}  # id -> MAP@R, where it must rise clearly; rank 0
+    by_sample: Mapping[int, float] = {}  # id -> MAP@R, where it has one; on rank 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,8 @@ def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
     """Against a loop over all rows, in float64."""
     view, split = seen(data)
     bank, backbone = np.arange(0, 60, 2), torch.nn.Flatten()
-    found = monitor(backbone, view, Watched(split, IDS, bank, options=OPTIONS)).numbers
+    measured = monitor(backbone, view, Watched(split, IDS, bank, options=OPTIONS))
+    found = measured.numbers
     rows = embed(backbone, view, split, OPTIONS, ids=np.union1d(IDS, bank))
     units = torch.nn.functional.normalize(rows.features.double(), dim=1)
     first, mean = [], []
@@ -110,8 +111,7 @@ def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
     assert found["holdout_map_at_r"] == pytest.approx(np.mean(mean))
     queries = [row for row in range(len(rows.ids)) if int(rows.ids[row]) in {*IDS.tolist()}]
     by_id = dict(zip(rows.ids[queries].tolist(), map(float, mean), strict=True))
-    tuned = retrieval_monitor(backbone, view, Watched(split, IDS, bank, options=OPTIONS))
-    assert tuned.by_sample == pytest.approx(by_id)
+    assert measured.by_sample == pytest.approx(by_id)
     without = monitor(backbone, view, Watched(split, IDS, options=OPTIONS)).numbers
     alone = retrieval_monitor(backbone, view, Watched(split, IDS, options=OPTIONS)).numbers
     searched = {k.replace("validation", "holdout"): v for k, v in alone.items()}
