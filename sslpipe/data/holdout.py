@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import Order
 from sslpipe.data.subsets import (
+    FEW_HELD_OUT,
     HoldoutSettings,
     class_groups,
     held_out,
@@ -53,14 +54,18 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
 def suggested_holdout(recipe: Recipe, split: Split) -> tuple[HoldoutSettings, bool]:
     """Return settings that hold out about a tenth, and whether kNN can then be scored.
 
-    What the recipe says of how images are held out stays.
+    Of few images more, where that leaves a batch. What the recipe says of how images are held out
+    stays.
     """
     if len(split) > MOST_READ:
         return {"holdout": MOST_HOLDOUT}, True
-    settings, scores_knn = suggest_holdout(split.labels)
+    suggested = [suggest_holdout(split.labels, few) for few in (FEW_HELD_OUT, 0)]
     if recipe.data.holdout_by is not None:
-        settings = {"holdout": settings["holdout"]}
-    return settings, scores_knn
+        suggested = [({"holdout": settings["holdout"]}, knn) for settings, knn in suggested]
+    more, tenth = suggested
+    if more != tenth and _left(recipe, split, more[0]) < recipe.data.batch_size:
+        return tenth
+    return more
 
 
 def fitting(settings: HoldoutSettings, recipe: Recipe, split: Split) -> HoldoutSettings:
@@ -70,7 +75,7 @@ def fitting(settings: HoldoutSettings, recipe: Recipe, split: Split) -> HoldoutS
     """
     data = recipe.data.model_copy(update=settings)
     changes = {} if data == recipe.data else dict(settings)
-    left = len(split) - len(untrained_ids(recipe.model_copy(update={"data": data}), split))
+    left = _left(recipe, split, settings)
     if data.batch_size > left:
         streams = min(data.num_streams, left)
         changes["batch_size"] = left // streams * streams
@@ -79,13 +84,19 @@ def fitting(settings: HoldoutSettings, recipe: Recipe, split: Split) -> HoldoutS
     return changes
 
 
+def _left(recipe: Recipe, split: Split, settings: HoldoutSettings) -> int:
+    """Count the samples to train on, with settings of [data]."""
+    data = recipe.data.model_copy(update=settings)
+    return len(split) - len(untrained_ids(recipe.model_copy(update={"data": data}), split))
+
+
 def as_overrides(settings: HoldoutSettings) -> str:
     """Write settings of [data] as a command line has them: "data.holdout=2 data.batch_size=64"."""
     return " ".join(f"data.{key}={value}" for key, value in settings.items())
 
 
 def with_holdout(recipe: Recipe, split: Split) -> Recipe:
-    """Return the recipe with data.holdout as a number: a tenth in a run from weights, else 0.
+    """Return the recipe with data.holdout as a number: see `suggested_holdout`; without weights 0.
 
     The recipe knows its weights already, see `sslpipe.export.start.with_init`.
     """

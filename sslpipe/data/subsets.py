@@ -14,6 +14,8 @@ _HOLDOUT = 4
 _GROUPS = 5
 _CLASSES = 6
 
+FEW_HELD_OUT = 100  # of few images so many are held out, if that is at most a quarter
+
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 HoldoutSettings = dict[str, int | str]  # keys of [data] without their section, and their values
@@ -76,12 +78,16 @@ def has_a_partner(labels: Integers) -> Booleans:
     return has_two
 
 
-def suggest_holdout(labels: Integers) -> tuple[HoldoutSettings, bool]:
+def suggest_holdout(labels: Integers, few: int = FEW_HELD_OUT) -> tuple[HoldoutSettings, bool]:
     """Suggest settings that hold out about a tenth, at most 2,000, so that kNN can be scored.
 
     Such a slice has two classes or more, and most of its samples have a partner. Whole classes are
-    held out where classes are too small for that. `labels` (N,) int64 are the whole split's, -1
-    without.
+    held out where classes are too small for that.
+
+    Args:
+        labels: (N,) int64, the whole split's, -1 without.
+        few: Of few images so many are held out, if that is at most a quarter: a tenth of them
+            tells no gain from luck.
 
     Returns:
         The settings, and whether kNN can be scored there: not with a single class, nor where each
@@ -96,21 +102,21 @@ def suggest_holdout(labels: Integers) -> tuple[HoldoutSettings, bool]:
     scores_knn = len(sizes) > 1 and sizes.max() > 1
     if total < 4:
         return {"holdout": 0}, False
-    tenth = min(max(2, total // 10), 2000)
+    wanted = min(max(2, total // 10, min(few, total // 4)), 2000)
     # of each class its share
-    shares = np.round(tenth * sizes / total)
-    if (shares > 0).sum() > 1 and max(tenth, shares.sum()) <= 2 * shares[shares > 1].sum():
-        return {"holdout": tenth, **whom}, True
+    shares = np.round(wanted * sizes / total)
+    if (shares > 0).sum() > 1 and max(wanted, shares.sum()) <= 2 * shares[shares > 1].sum():
+        return {"holdout": wanted, **whom}, True
     # whole classes
-    chosen = choose_groups(class_groups(labels), labels, tenth / total, _HOLDOUT)
+    chosen = choose_groups(class_groups(labels), labels, wanted / total, _HOLDOUT)
     if len(np.unique(labels[chosen])) > 1:
-        return {"holdout": tenth, **whom, "holdout_by": "class"}, scores_knn
-    # more than a tenth of few samples
-    for count in range(tenth, total // 2 + 1) if scores_knn else ():
+        return {"holdout": wanted, **whom, "holdout_by": "class"}, scores_knn
+    # more of few samples
+    for count in range(wanted, total // 2 + 1) if scores_knn else ():
         shares = np.round(count * sizes / total)
         if (shares > 0).sum() > 1 and shares.max() > 1 and shares.sum() <= total / 2:
             return {"holdout": count, **whom}, True
-    return {"holdout": tenth, **whom}, False
+    return {"holdout": wanted, **whom}, False
 
 
 def repeated(groups: Integers, without: Integers) -> Integers:

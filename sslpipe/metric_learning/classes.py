@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.data.index import DatasetIndex, RelabelledSplit, Split
-from sslpipe.data.subsets import lowest_hashes
+from sslpipe.data.subsets import FEW_HELD_OUT, lowest_hashes
 from sslpipe.errors import RecipeError, did_you_mean, naming
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.metric_learning.sampling import PKOrder
@@ -19,9 +19,7 @@ Integers = NDArray[np.int64]
 
 MOST_VALIDATED = 4000  # held-out samples that are scored: evenly spaced ones
 MOST_BANK = 500  # trained ones that held-out images search, too
-# images that data.validation_classes = "auto" aims at
-FEW_HELD_OUT = 100
-MOST_HELD_OUT = 500
+MOST_HELD_OUT = 500  # images that data.validation_classes = "auto" aims at
 LEAST_HELD_OUT_CLASSES = 5
 _VALIDATION = 0x7A  # names the draw of validation classes
 
