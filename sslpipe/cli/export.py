@@ -86,7 +86,7 @@ def export(
             least_equal=least_equal,
             overwrite=overwrite,
             say=stage,
-            found=proofs.__setitem__,
+            on_agreement=proofs.__setitem__,
         )
     for name, path in written.items():
         show(f"{name}: {path}, {proofs.get(name, 'proved equal in a clean process')}")

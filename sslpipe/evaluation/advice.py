@@ -18,7 +18,10 @@ from sslpipe.evaluation.verdict import (
 ACCURACY = (KNN, "linear")  # measures that are accuracies; others have a name of their own
 _FINISH = "finish the training: the same `sslpipe train` command resumes it"
 _EXPORT = "`sslpipe export` writes the backbone"
-_WHITEN = "`sslpipe whiten EXPORT RUN/features/train.safetensors`"
+_FLATTENED = (
+    f"use it flattened: {_EXPORT}, and `sslpipe whiten EXPORT RUN/features/train.safetensors` "
+    "flattens it"
+)
 NOT_CLEAR = "; not clear among {} measures"
 MOST_TIMES = 10  # so many times the test data are worth asking for
 
@@ -159,29 +162,29 @@ def _next_alone(evaluation: Mapping[str, Any]) -> str:
     return for_caller("compare with weights that you could use instead, by --against SOURCE")
 
 
-def _next(evaluation: Mapping[str, Any], found: Alternative) -> str:
+def _next(evaluation: Mapping[str, Any], alternative: Alternative) -> str:
     """Return what to do: the first of these rules that applies."""
-    needed = _needed(found)
-    below = "" if found.answer == "worse" or found.is_baseline else _better_baseline(evaluation)
-    better = found.answer == "better"
-    worse = found.answer == "worse"
-    tested = f"{found.tested:,} test {found.unit}"
-    easy = found.value == 1 and found.answer == "no clear difference"
-    weights = f"the start, {found.name}" if found.is_start else found.name
-    more = f"more test {found.unit}: about {needed:,} would make this difference clear"
+    needed = _needed(alternative)
+    better = alternative.answer == "better"
+    worse = alternative.answer == "worse"
+    below = "" if worse or alternative.is_baseline else _better_baseline(evaluation)
+    tested = f"{alternative.tested:,} test {alternative.unit}"
+    easy = alternative.value == 1 and alternative.answer == "no clear difference"
+    weights = f"the start, {alternative.name}" if alternative.is_start else alternative.name
+    more = f"more test {alternative.unit}: about {needed:,} would make this difference clear"
     # what an interval of this width would hide
-    low, high = found.interval95
+    low, high = alternative.interval95
     unseen = ""
     if low < high and not worse:
         unseen = f"; {tested} show no difference below {50 * (high - low):.3g} points"
     rules = (
         (unfinished(evaluation["facts"]).endswith("resumes it."), _FINISH),
         (below != "", f"train longer: {below} are better still"),
-        (better and found.is_baseline, _next_alone(evaluation)),
-        (easy, f"take harder test images: on these {found.name} cannot be beaten ({tested})"),
-        (found.is_baseline and needed > 0, f"train longer, or take {more}"),
-        (found.is_baseline, f"train longer, or see what the report's alarms say{unseen}"),
-        (better and found.flattened, f"use it flattened: {_EXPORT}, and {_WHITEN} flattens it"),
+        (better and alternative.is_baseline, _next_alone(evaluation)),
+        (easy, f"take harder test images: on these {alternative.name} cannot be beaten ({tested})"),
+        (alternative.is_baseline and needed > 0, f"train longer, or take {more}"),
+        (alternative.is_baseline, f"train longer, or see what the report's alarms say{unseen}"),
+        (better and alternative.flattened, _FLATTENED),
         (better, f"use it; {_EXPORT}"),
         (worse, f"use {weights}: this training made the features worse"),
         (needed > 0, more),
@@ -197,13 +200,13 @@ def _better_baseline(evaluation: Mapping[str, Any]) -> str:
     return next((BASELINES[c["baseline"]] for c in ahead if c["column"] == KNN), "")
 
 
-def _needed(found: Alternative) -> int:
+def _needed(alternative: Alternative) -> int:
     """Return how many test samples would show a gain of this size; 0: too many, or no gain.
 
     An interval shrinks with the root of their number.
     """
-    low, high = found.interval95
-    if found.difference <= 0 or low > 0:
+    low, high = alternative.interval95
+    if alternative.difference <= 0 or low > 0:
         return 0
-    times = ((high - low) / 2 / found.difference) ** 2
-    return math.ceil(float(f"{found.tested * times:.1e}")) if times <= MOST_TIMES else 0
+    times = ((high - low) / 2 / alternative.difference) ** 2
+    return math.ceil(float(f"{alternative.tested * times:.1e}")) if times <= MOST_TIMES else 0

@@ -86,37 +86,37 @@ def labels_of(labels: Array, name: str) -> NDArray[Any]:
     if isinstance(labels, Embeddings):
         labels = labels.labels
     try:
-        given = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+        values = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     except ValueError:  # rows of different lengths
-        given = np.empty((), object)
-    if given.shape == (0,):
+        values = np.empty((), object)
+    if values.shape == (0,):
         return np.zeros(0, np.int64)  # numpy makes floats of []; the features are refused
-    if given.dtype.kind == "U" and not isinstance(labels, np.ndarray):
-        given = np.asarray(labels, dtype=object)  # else a NaN among texts becomes a text
-    if given.dtype.kind == "b":
-        given = given.astype(np.int64)
-    if given.ndim == 1 and given.dtype.kind in "OST":  # a list, of pandas, or of HDF5
-        given = np.array([_decoded(each) for each in given], dtype=object)
-        texts = any(isinstance(each, str) for each in given)
+    if values.dtype.kind == "U" and not isinstance(labels, np.ndarray):
+        values = np.asarray(labels, dtype=object)  # else a NaN among texts becomes a text
+    if values.dtype.kind == "b":
+        values = values.astype(np.int64)
+    if values.ndim == 1 and values.dtype.kind in "OST":  # a list, of pandas, or of HDF5
+        values = np.array([_decoded(each) for each in values], dtype=object)
+        texts = any(isinstance(each, str) for each in values)
         kind: Any = str if texts else int | np.integer
-        wrong = [place for place, each in enumerate(given) if not isinstance(each, kind)]
+        wrong = [place for place, each in enumerate(values) if not isinstance(each, kind)]
         if wrong:
             raise DataError(
-                f"{name}[{wrong[0]}] is {shown(given[wrong[0]])}, no "
-                f"{'text' if texts else 'integer'}, as are {len(wrong):,} of {len(given):,}; give "
+                f"{name}[{wrong[0]}] is {shown(values[wrong[0]])}, no "
+                f"{'text' if texts else 'integer'}, as are {len(wrong):,} of {len(values):,}; give "
                 "a text or an integer for each row, and leave rows without a class out"
             )
-        if not texts and max(given) > np.iinfo(np.int64).max:
-            raise DataError(f"{name} reaches {max(given)}, beyond int64; number the classes")
-        given = given.astype(np.str_ if texts else np.int64)
-    if given.dtype.kind == "O":  # rows of different lengths, or other things
+        if not texts and max(values) > np.iinfo(np.int64).max:
+            raise DataError(f"{name} reaches {max(values)}, beyond int64; number the classes")
+        values = values.astype(np.str_ if texts else np.int64)
+    if values.dtype.kind == "O":  # rows of different lengths, or other things
         raise DataError(f"{name} = {shown(labels)} are no integers or texts of shape (rows,)")
-    if given.ndim != 1 or given.dtype.kind not in "iuU":
+    if values.ndim != 1 or values.dtype.kind not in "iuU":
         raise DataError(
-            f"{name} must be integers or texts of shape (rows,), not {given.dtype} {given.shape}; "
-            "number the classes 0, 1, ..., or name them"
+            f"{name} must be integers or texts of shape (rows,), not {values.dtype} "
+            f"{values.shape}; number the classes 0, 1, ..., or name them"
         )
-    return given
+    return values
 
 
 def _decoded(label: object) -> object:

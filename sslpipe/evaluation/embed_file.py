@@ -78,7 +78,7 @@ def embed_to_file(
 
     # each process embeds its share of them
     todo = todo[process.rank :: process.world_size]
-    left = sum(len(own) for _, own in todo)
+    left = sum(len(part_ids) for _, part_ids in todo)
     bad: list[Quarantined] = []
 
     def report(one: Quarantined) -> None:
@@ -89,9 +89,9 @@ def embed_to_file(
     on_bad = None if options.on_bad is None else report
     alone = replace(options, process=Rank(), on_bad=on_bad)
     with bar(left) as progress:
-        for file, own in todo:
+        for file, part_ids in todo:
             bad.clear()
-            rows = embed_share(backbone, view, split, alone, ids=own, progress=progress)
+            rows = embed_share(backbone, view, split, alone, ids=part_ids, progress=progress)
             check_rows(rows, split.name, network)
             if whitening is not None and len(rows.ids):
                 rows = whitening(rows)

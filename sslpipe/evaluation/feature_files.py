@@ -160,12 +160,12 @@ def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
         "ids": torch.arange(len(features)),
     }
     for name in integers.keys() & tensors.keys():
-        given = tensors[name]
-        if given.shape != features.shape[:1] or given.dtype.is_floating_point:
-            dtype = str(given.dtype).removeprefix("torch.")
-            shape = f"{dtype} {tuple(given.shape)}"
+        tensor = tensors[name]
+        if tensor.shape != features.shape[:1] or tensor.dtype.is_floating_point:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            shape = f"{dtype} {tuple(tensor.shape)}"
             raise DataError(f"{path}: {name} are {shape}, not integers ({len(features)},)")
-        integers[name] = given.to(torch.int64)
+        integers[name] = tensor.to(torch.int64)
     return Embeddings(features.float(), integers["labels"], integers["ids"])
 
 

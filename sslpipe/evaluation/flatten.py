@@ -52,14 +52,14 @@ def choose_power(rows: Embeddings, dims: int | None = None, seed: int = 0) -> Po
         why = f"power {UNLABELLED_POWER:g}, as labels cannot choose: {lacking}"
         return Power(UNLABELLED_POWER, why, True)
     scores: dict[float | None, list[float]] = {power: [] for power in (None, *POWERS)}
-    for own in halves_of(labels, seed):
-        each = max(2, MOST_SCORED // len(own))  # images of a class
-        some = own[: MOST_SCORED // 2]  # two rows of a class at least: more are never used
+    for classes in halves_of(labels, seed):
+        each = max(2, MOST_SCORED // len(classes))  # images of a class
+        some = classes[: MOST_SCORED // 2]  # two rows of a class at least: more are never used
         queries = np.concatenate([np.flatnonzero(labels == label)[:each] for label in some])
         half = torch.from_numpy(queries[:MOST_SCORED])
-        others = torch.from_numpy(np.flatnonzero(~np.isin(labels, own))).to(rows.ids.device)
-        for power, found in score_forms(rows=rows, half=half, others=others, dims=dims):
-            scores[power].append(float(found[CHOSEN_BY].mean()))
+        others = torch.from_numpy(np.flatnonzero(~np.isin(labels, classes))).to(rows.ids.device)
+        for power, metrics in score_forms(rows=rows, half=half, others=others, dims=dims):
+            scores[power].append(float(metrics[CHOSEN_BY].mean()))
     mean = {power: sum(each) / 2 for power, each in scores.items()}
     best = max(POWERS, key=lambda power: mean[power])
     helps = mean[None] <= mean[best]

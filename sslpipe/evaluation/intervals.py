@@ -100,7 +100,7 @@ def bootstrap_means95(values: Floats, *, resamples: int = 1000, seed: int = 0) -
     generator = np.random.default_rng(seed)
     rows = len(values)
     draws = (generator.integers(rows, size=rows) for _ in range(resamples))
-    return quantiles95([np.bincount(own, minlength=rows) @ values / rows for own in draws])
+    return quantiles95([np.bincount(draw, minlength=rows) @ values / rows for draw in draws])
 
 
 def quantiles95(resampled: ArrayLike) -> list[Interval]:

@@ -135,8 +135,8 @@ def check_apart(bank: Embeddings, queries: Embeddings, *, exclude_same_id: bool 
     if few or not {*wanted} <= {*rows}:
         return
     of_id = dict(zip(bank.ids.tolist(), rows, strict=True))
-    own = zip(queries.ids.tolist(), wanted, strict=True)
-    if not exclude_same_id or not any(of_id.get(number) == row for number, row in own):
+    pairs = zip(queries.ids.tolist(), wanted, strict=True)
+    if not exclude_same_id or not any(of_id.get(number) == row for number, row in pairs):
         raise DataError(
             f"each of the {len(wanted):,} queries is a row of the bank, too, and would find "
             "itself; leave these rows out of the bank, or search one set in itself: of arrays by "

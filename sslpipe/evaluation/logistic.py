@@ -116,8 +116,8 @@ def _fit_together(
     noise = 10 * torch.finfo(dtype).eps
     points, converged = _minimise(losses, start, tolerance, noise)
     return [
-        Linear(weight[:-1].double(), weight[-1].double(), there)
-        for weight, there in zip(points * scale, converged, strict=True)
+        Linear(weight[:-1].double(), weight[-1].double(), has_converged)
+        for weight, has_converged in zip(points * scale, converged, strict=True)
     ]
 
 

@@ -84,8 +84,8 @@ def monitor(backbone: nn.Module, view: EvalView, watched: Watched) -> HeldOutSco
         # of classes this small most of 20 neighbours are of others: Recall@1 instead
         small = np.unique(classes, return_counts=True)[1].max() <= SMALL_CLASS
         k = 1 if small else min(MONITOR_K, len(classes) - 1)
-        (found,) = knn_results(labelled, labelled, k=(k,), exclude_same_id=True)
-        numbers["holdout_knn"] = found.value
+        (result,) = knn_results(labelled, labelled, k=(k,), exclude_same_id=True)
+        numbers["holdout_knn"] = result.value
     searched = labelled if more is None else Embeddings.joined([labelled, more])
     if len(torch.unique(searched.labels)) > 1:  # of one class every neighbour is right
         retrieved, by_sample = _retrieval(labelled, searched, "holdout")

@@ -95,7 +95,7 @@ def nearest(
             neighbours.put(
                 some,
                 _with_part(
-                    found=neighbours.of(some),
+                    before=neighbours.of(some),
                     bank=rows,
                     first=start,
                     queries=asked[some],
@@ -111,7 +111,7 @@ def nearest(
 
 
 def _with_part(
-    found: Neighbours, bank: Tensor, first: int, queries: Tensor, hidden: Hidden, search: Search
+    before: Neighbours, bank: Tensor, first: int, queries: Tensor, hidden: Hidden, search: Search
 ) -> Neighbours:
     """Add a part of the bank, which begins at row `first`, to what was found in those before.
 
@@ -119,7 +119,7 @@ def _with_part(
     query of which a nearer row may not be proposed meets the whole part. The host waits for a GPU
     twice, however many the tiles of products.
     """
-    k = found.indices.shape[1]
+    k = before.indices.shape[1]
     margin = float32_error(bank.shape[1]) + 2.0**-23  # of a float32 product, both ways
     width = min(len(bank), k + SPARE)
     propose = _by_faiss if search == "faiss" else _by_torch
@@ -129,7 +129,7 @@ def _with_part(
         for some in _tiles(len(queries), tile_numbers(bank.device) // len(bank)):
             same = None if hidden is None else hidden[0] == hidden[1][some, None]  # (q, N)
             products[some], rows[some] = propose(bank, queries[some], width, same)
-    least = found.similarities[:, -1]  # of the last of k rows, at least; NaN of damaged ones
+    least = before.similarities[:, -1]  # of the last of k rows, at least; NaN of damaged ones
     if width >= k:
         least = torch.maximum(least, products[:, k - 1] - margin)
     close = ~((products + margin < least[:, None]) | (products == -torch.inf))
@@ -137,7 +137,7 @@ def _with_part(
     similarities = torch.full_like(products, -torch.inf)
     similarities[asked, place] = exact_cosines(bank, rows[asked, place], queries, asked)
     similarities.nan_to_num_(torch.inf, torch.inf, -torch.inf)  # of damaged rows: seen, not last
-    nearer = _merged(found, Neighbours(rows + first, similarities))
+    nearer = _merged(before, Neighbours(rows + first, similarities))
     if width < len(bank):
         last = products[:, -1]  # no row that was not proposed has a larger product
         doubts = (nearer.similarities[:, -1] <= last + margin) & (last > -torch.inf)
@@ -146,7 +146,7 @@ def _with_part(
             ids = None if hidden is None else (hidden[0], hidden[1][doubtful])
             near = among_all(bank, queries[doubtful], k, ids)
             near = near._replace(indices=near.indices + first)
-            nearer.put(doubtful, _merged(found.of(doubtful), near))
+            nearer.put(doubtful, _merged(before.of(doubtful), near))
     return nearer
 
 
@@ -266,17 +266,17 @@ def best(similarities: Tensor, rows: Tensor, k: int) -> Neighbours:
 # (bank (N, F), queries (q, F), how many, who finds none of which rows (q, N)) -> products (q, n)
 # float32, falling, and their rows of the bank (q, n); no other row's product is larger
 def _by_torch(
-    bank: Tensor, queries: Tensor, width: int, own: Tensor | None
+    bank: Tensor, queries: Tensor, width: int, excluded: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     products = torch.mm(queries, bank.T)  # (q, N)
-    if own is not None:
-        products.masked_fill_(own, -torch.inf)
+    if excluded is not None:
+        products.masked_fill_(excluded, -torch.inf)
     largest, rows = products.topk(width, dim=1)
     return largest, rows
 
 
 def _by_faiss(
-    bank: Tensor, queries: Tensor, width: int, own: Tensor | None
+    bank: Tensor, queries: Tensor, width: int, excluded: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     try:
         import faiss
@@ -285,7 +285,7 @@ def _by_faiss(
             'search = "faiss" needs faiss (pip install faiss-gpu or faiss-cpu); search = "torch" '
             "gives the same neighbours without it"
         ) from error
-    most = width if own is None else min(len(bank), width + int(own.sum(1).max()))
+    most = width if excluded is None else min(len(bank), width + int(excluded.sum(1).max()))
     inner = faiss.METRIC_INNER_PRODUCT
     if bank.is_cuda:
         import_module("faiss.contrib.torch_utils")  # takes tensors where they lie
@@ -300,9 +300,9 @@ def _by_faiss(
     else:
         near = faiss.knn(queries.numpy(), bank.numpy(), most, metric=inner)
         products, rows = map(torch.from_numpy, near)
-    if own is None:
+    if excluded is None:
         return products, rows
-    products = products.masked_fill(own.gather(1, rows), -torch.inf)
+    products = products.masked_fill(excluded.gather(1, rows), -torch.inf)
     largest, places = products.topk(width, dim=1)
     return largest, rows.gather(1, places)
 

@@ -230,9 +230,9 @@ def _ranks(
         # what a query sees, and what of it has its label
         same = labels == wanted[part, None]  # (q, N)
         hidden = ids == queries.ids.cpu()[part, None] if hide_own else torch.zeros_like(same)
-        for of_own_label, codes, own in unlike:
-            own = own[part, None]  # a missing value excludes nothing
-            excluded = (codes == own) & (own >= 0)
+        for of_own_label, codes, query_codes in unlike:
+            query_codes = query_codes[part, None]  # a missing value excludes nothing
+            excluded = (codes == query_codes) & (query_codes >= 0)
             hidden |= excluded & same if of_own_label else excluded
         similarities.masked_fill_(hidden, -torch.inf)
         matches = same & ~hidden
@@ -257,17 +257,17 @@ def _by_counting(
     # of a float32 product against the exact similarity, both ways
     margin = float32_error(bank.shape[1]) + 2.0**-23
     asked, rows = matches.nonzero(as_tuple=True)
-    there = torch.arange(most) < matches.sum(1, keepdim=True)
+    is_match = torch.arange(most) < matches.sum(1, keepdim=True)
     exact = exact_cosines(bank, rows, queries, asked)
-    keys = torch.full(there.shape, _NONE)
-    keys[there] = rank_keys(exact, rows)
-    similarities = torch.zeros(there.shape, dtype=exact.dtype)
-    similarities[there] = exact
+    keys = torch.full(is_match.shape, _NONE)
+    keys[is_match] = rank_keys(exact, rows)
+    similarities = torch.zeros(is_match.shape, dtype=exact.dtype)
+    similarities[is_match] = exact
     keys, order = keys.sort(1, descending=True)
     similarities = similarities.gather(1, order)
-    ranks = torch.full(there.shape, torch.inf, dtype=torch.float64)
+    ranks = torch.full(is_match.shape, torch.inf, dtype=torch.float64)
     for number in range(most):
-        some = there[:, number].nonzero()[:, 0]
+        some = is_match[:, number].nonzero()[:, 0]
         row = others[some]
         similarity = similarities[some, number, None]
         key = keys[some, number]
@@ -287,8 +287,8 @@ def _by_sorting(similarities: Tensor, matches: Tensor, most: int) -> Tensor:
     """Rank by exact similarities (q, N), those of all queries sorted; -inf is behind all others."""
     keys = rank_keys(similarities, torch.arange(similarities.shape[1]))
     every = torch.from_numpy(np.sort(keys.numpy(), axis=1))  # several times as fast as torch's
-    there = torch.arange(most) < matches.sum(1, keepdim=True)
-    padded = torch.full(there.shape, _NONE)
-    padded[there] = keys[matches]
+    is_match = torch.arange(most) < matches.sum(1, keepdim=True)
+    padded = torch.full(is_match.shape, _NONE)
+    padded[is_match] = keys[matches]
     ranks = (keys.shape[1] - torch.searchsorted(every, padded)).double()
-    return ranks.masked_fill_(~there, torch.inf).sort(1).values
+    return ranks.masked_fill_(~is_match, torch.inf).sort(1).values

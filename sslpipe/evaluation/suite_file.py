@@ -105,6 +105,8 @@ def own_name(facts: Mapping[str, Any], others: Iterable[str]) -> str:
     return one_line(name) if isinstance(name, str) and name not in ("", *others) else "this model"
 
 
-def with_own_name(rows: Sequence[Mapping[str, Any]], own: str) -> list[dict[str, Any]]:
+def with_own_name(rows: Sequence[Mapping[str, Any]], model_name: str) -> list[dict[str, Any]]:
     """Return a table of eval.json with the model's own name for "ssl"."""
-    return [{**row, "features": own} if row["features"] == "ssl" else {**row} for row in rows]
+    return [
+        {**row, "features": model_name} if row["features"] == "ssl" else {**row} for row in rows
+    ]

@@ -100,7 +100,7 @@ def run_suite(
     known = protocols.known_classes
 
     # the numbers of every set
-    found = _measure_sets(
+    measured = _measure_sets(
         sets,
         ready,
         protocols,
@@ -110,17 +110,17 @@ def run_suite(
         say=say,
         progress=progress,
     )
-    failed = [name for name in others.names if name in found.incomplete]
-    left_out += [f"{n}: {why}" for n, why in found.incomplete.items() if n not in failed]
-    rows = [each.to_json() for each in found.numbers]
+    failed = [name for name in others.names if name in measured.incomplete]
+    left_out += [f"{n}: {why}" for n, why in measured.incomplete.items() if n not in failed]
+    rows = [each.to_json() for each in measured.numbers]
     labels = pair[1].labels.cpu().numpy()
     scores = Scores({}, labels[has_a_partner(labels)])
-    for each in found.numbers:
+    for each in measured.numbers:
         scores.take(each)
 
     # the answers
-    compared, unmet = _compare(found, scores, others, known_classes=known)
-    not_embedded = [f"Not compared with {name}: {found.incomplete[name]}." for name in failed]
+    compared, unmet = _compare(measured, scores, others, known_classes=known)
+    not_embedded = [f"Not compared with {name}: {measured.incomplete[name]}." for name in failed]
     report = {
         "schema_version": SCHEMA_VERSION,
         "facts": facts,
@@ -131,20 +131,20 @@ def run_suite(
         "against": compared,
         "not_compared": [*others.missing, *not_embedded, *unmet],
     }
-    if found.incomplete:
-        report["incomplete"] = found.incomplete
-    if found.start_uniformity is not None:
-        report["start_uniformity"] = found.start_uniformity
+    if measured.incomplete:
+        report["incomplete"] = measured.incomplete
+    if measured.start_uniformity is not None:
+        report["start_uniformity"] = measured.start_uniformity
     if leaks is not None:
         report["leakage"] = leakage_of(
-            found.numbers, leaks, protocols.scored_ids(), classes=scores.classes
+            measured.numbers, leaks, protocols.scored_ids(), classes=scores.classes
         )
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
 
 
 @dataclass
-class _Found:
+class _MeasuredSets:
     """What was measured of the sets, in their order.
 
     Attributes:
@@ -160,7 +160,7 @@ class _Found:
     @property
     def numbers(self) -> list[Measured]:
         """Those of all sets, in their order."""
-        return [each for own in self.by_set.values() for each in own]
+        return [each for of_set in self.by_set.values() for each in of_set]
 
 
 def _measure_sets(
@@ -173,7 +173,7 @@ def _measure_sets(
     device: torch.device | str,
     say: Callable[[str], None],
     progress: Progress,
-) -> _Found:
+) -> _MeasuredSets:
     """Measure the sets in their order; one that fails is missing, but the first one must succeed.
 
     After Ctrl-C those that are left are missing. `ready` has the sets that need not be made, of
@@ -181,7 +181,7 @@ def _measure_sets(
     """
     first = next(iter(ready))
     titles = {name: name for name in sets} | {first: known_as or first}
-    found = _Found()
+    measured = _MeasuredSets()
 
     def measure(name: str, source: Pair | Callable[[], Pair]) -> list[Measured]:
         """Measure a set; the features that it makes are freed before the next one's are made."""
@@ -193,28 +193,28 @@ def _measure_sets(
         protocols.left_out.extend(_without_direction(name, pair))
         if name == start:
             rows = pair[1].features
-            found.start_uniformity = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
+            measured.start_uniformity = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
         return protocols.measure(name, pair, progress, title=titles[name], use_up=callable(source))
 
     try:
         for name, source in sets.items():
             try:
-                found.by_set[name] = measure(name, source)
+                measured.by_set[name] = measure(name, source)
             except FAILURES as error:
                 if name == first:
                     raise
-                found.incomplete[name] = one_line(str(error) or type(error).__name__)
+                measured.incomplete[name] = one_line(str(error) or type(error).__name__)
     except KeyboardInterrupt:  # what was measured is kept; a second one ends it
-        if not found.by_set:
+        if not measured.by_set:
             raise
-        missed = (name for name in sets if name not in {*found.by_set, *found.incomplete})
-        found.incomplete |= dict.fromkeys(missed, "interrupted")
-        say(f"interrupted; kept: {', '.join(titles[name] for name in found.by_set)}")
-    return found
+        missed = (name for name in sets if name not in {*measured.by_set, *measured.incomplete})
+        measured.incomplete |= dict.fromkeys(missed, "interrupted")
+        say(f"interrupted; kept: {', '.join(titles[name] for name in measured.by_set)}")
+    return measured
 
 
 def _compare(
-    found: _Found,
+    measured: _MeasuredSets,
     scores: Scores,
     others: Others,
     *,
@@ -226,19 +226,19 @@ def _compare(
         The rows of `compare_all`, with their powers; a sentence where some cannot be compared.
     """
     baselines = () if known_classes else BASELINES
-    theirs = [name for name in (*others.names, *baselines) if name in found.by_set]
-    ours = [name for name in found.by_set if name not in (*others.names, *BASELINES)]
-    compare = partial(compare_all, ours, theirs, others.start, scores, known_classes=known_classes)
+    against = [name for name in (*others.names, *baselines) if name in measured.by_set]
+    ours = [name for name in measured.by_set if name not in (*others.names, *BASELINES)]
+    compare = partial(compare_all, ours, against, others.start, scores, known_classes=known_classes)
     try:
         compared = compare()
     except KeyboardInterrupt:  # all is measured, and this takes seconds; a second one ends it
         compared = compare()
-    powers = {each.features: each.power for each in found.numbers}  # the last form is flattened
+    powers = {each.features: each.power for each in measured.numbers}  # the last form is flattened
     for row in compared:
         row["power"] = powers[row["features"]]
         row["against_power"] = powers[row["against"]]
     met = {row["against"] for row in compared}
-    unmet = [BASELINES.get(name, name) for name in theirs if ours and name not in met]
+    unmet = [BASELINES.get(name, name) for name in against if ours and name not in met]
     return compared, [_NOTHING_TO_COMPARE.format(" and ".join(unmet))] if unmet else []
 
 
@@ -284,9 +284,9 @@ def _check_same_samples(sets: Mapping[str, Pair]) -> None:
     for name, pair in sets.items():
         train, test = pair
         check_pair(train, test)
-        for side, ours, theirs in zip(("train", "test"), pair, first, strict=True):
-            same = torch.equal(ours.ids, theirs.ids) and torch.equal(ours.labels, theirs.labels)
-            if not same:
+        for side, rows, first_rows in zip(("train", "test"), pair, first, strict=True):
+            same_ids = torch.equal(rows.ids, first_rows.ids)
+            if not (same_ids and torch.equal(rows.labels, first_rows.labels)):
                 raise DataError(
                     f"{side} features of {name!r} and {first_name!r} are not of the same samples; "
                     "embed the same split with both"

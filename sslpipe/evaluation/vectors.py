@@ -91,8 +91,8 @@ def alike(opened: Sequence[Features], names: Sequence[str]) -> list[Features]:
             for name, each in zip(names, opened, strict=True)
             if key in each.facts
         }
-        texts = list(dict.fromkeys(text for own in lists.values() for text in own))
-        if any(own != texts for own in lists.values()) and key == CLASSES:
+        texts = list(dict.fromkeys(text for listed in lists.values() for text in listed))
+        if any(listed != texts for listed in lists.values()) and key == CLASSES:
             texts = sorted(texts)
         number = {text: place for place, text in enumerate(texts)}
         for place, each in enumerate(together):

@@ -108,9 +108,10 @@ def _decide(scores: Scores, forms: Sequence[Tree]) -> tuple[Tree, float]:
     deciding, other = sorted(forms, key=lambda row: -row["value"] - row["against_value"])
     ahead = deciding["difference"] > 0
     # whoever is behind may be taken in the other form, too
-    ours, theirs = (deciding, other) if ahead else (other, deciding)
+    features_form, against_form = (deciding, other) if ahead else (other, deciding)
     pair = (deciding["features"], deciding["against"])
-    crossed = _compare(scores, pair, (ours["whitened"], theirs["whitened"]), deciding["measure"])
+    whitened = (features_form["whitened"], against_form["whitened"])
+    crossed = _compare(scores, pair, whitened, deciding["measure"])
     assert crossed is not None
     deciding["other_form_value"] = crossed["against_value" if ahead else "value"]
     deciding["other_form_difference"] = other["difference"]
@@ -122,21 +123,21 @@ def _compare(
     scores: Scores, pair: tuple[str, str], forms: tuple[bool, bool], measure: str
 ) -> Tree | None:
     """Both values and their difference; None where one was not measured, or is of one class."""
-    ours, theirs = (
+    values, against_values = (
         scores.of.get((name, form, measure)) for name, form in zip(pair, forms, strict=True)
     )
-    if ours is None or theirs is None:
+    if values is None or against_values is None:
         return None
     if measure in PER_QUERY and len(np.unique(scores.classes)) < 2:
         return None  # the interval is over classes
     value, interval, p, unit, count = (
-        paired_means(ours, theirs, scores.classes)
+        paired_means(values, against_values, scores.classes)
         if measure in PER_QUERY
-        else paired_top1(ours, theirs)
+        else paired_top1(values, against_values)
     )
     row: Tree = {"features": pair[0], "against": pair[1], "measure": measure}
     row |= {"whitened": forms[0], "against_whitened": forms[1]}
-    row |= {"value": float(ours.mean()), "against_value": float(theirs.mean())}
+    row |= {"value": float(values.mean()), "against_value": float(against_values.mean())}
     row |= {"difference": value, "interval95": list(interval), "p": p}
     return row | {"unit": unit, "count": count}
 
@@ -166,31 +167,31 @@ def comparisons(rows: Sequence[Tree], hits: Hits, *, without: Collection[str] = 
     compared = []
     for features in dict.fromkeys(name for name, *_ in cells if name not in (*BASELINES, *without)):
         for baseline, (column, whitened) in product(BASELINES, _COMPARED):
-            ours, theirs = ((name, whitened, column) for name in (features, baseline))
-            if ours not in cells or theirs not in cells:
+            cell, baseline_cell = ((name, whitened, column) for name in (features, baseline))
+            if cell not in cells or baseline_cell not in cells:
                 continue
-            difference, interval, p, *_ = paired_top1(hits[ours], hits[theirs])
+            difference, interval, p, *_ = paired_top1(hits[cell], hits[baseline_cell])
             row = {"features": features, "baseline": baseline, "column": column}
-            row |= {"whitened": whitened, "value": cells[ours]["value"]}
-            row |= {"baseline_value": cells[theirs]["value"], "difference": difference}
+            row |= {"whitened": whitened, "value": cells[cell]["value"]}
+            row |= {"baseline_value": cells[baseline_cell]["value"], "difference": difference}
             row |= {"interval95": list(interval), "p": p}
-            power = {"power": cells[ours]["power"]} if "power" in cells[ours] else {}
+            power = {"power": cells[cell]["power"]} if "power" in cells[cell] else {}
             compared.append(row | power)
     return compared
 
 
 def verdict(evaluation: Tree) -> str:
     """Judge in a sentence each other network, then the baselines."""
-    said = [*against_sentences(evaluation), *evaluation.get("not_compared", ())]
+    sentences = [*against_sentences(evaluation), *evaluation.get("not_compared", ())]
     starts = {each["against"] for each in evaluation.get("against", ()) if each["start"]}
     if starts and evaluation.get("start_uniformity") is not None:
         (start,) = starts
-        said.append(f"{start} on test: {concentration_text(evaluation['start_uniformity'])}.")
+        sentences.append(f"{start} on test: {concentration_text(evaluation['start_uniformity'])}.")
     names = {row["features"] for row in evaluation["rows"]}
     both = bool(names & BASELINES.keys()) and bool(names - BASELINES.keys())
     if not both or evaluation.get("comparisons") != []:
-        said += _baseline_sentences(evaluation)  # else train has not the classes: all is said
-    return " ".join(said)
+        sentences += _baseline_sentences(evaluation)  # else train has not the classes: all is said
+    return " ".join(sentences)
 
 
 def against_sentences(evaluation: Tree) -> list[str]:
@@ -241,13 +242,13 @@ def held_back(each: Tree) -> str:
 
 def value_text(each: Tree) -> str:
     """Write what was compared: "flattened (power 1) kNN 71.0 against 68.2 %"."""
-    ours, theirs = (f"{100 * each[key]:.1f}" for key in ("value", "against_value"))
+    value, against_value = (f"{100 * each[key]:.1f}" for key in ("value", "against_value"))
     first, second = form_names(each)
     if first == second:
         form = f"{first} " if each["whitened"] else ""
-        return f"{form}{each['measure']} {ours} against {theirs} %"
+        return f"{form}{each['measure']} {value} against {against_value} %"
     first, second = (f"({form.translate(_NO_BRACKETS)})" for form in (first, second))
-    return f"{each['measure']} {ours} {first} against {theirs} % {second}"
+    return f"{each['measure']} {value} {first} against {against_value} % {second}"
 
 
 def form_names(each: Tree, other: bool = False) -> tuple[str, str]:
@@ -310,27 +311,27 @@ def _sentence(compared: Sequence[Tree], features: str, named: bool) -> str:
     return f"{features}: {text}" if named else text[0].upper() + text[1:]
 
 
-def clear_comparisons(own: Sequence[Tree]) -> list[Tree]:
+def clear_comparisons(comparisons: Sequence[Tree]) -> list[Tree]:
     """Return which of the comparisons with one baseline show a clear difference.
 
     One of several measures is soon clear by chance: unless all are, and in one direction, they
     count by Holm.
     """
-    ones = [c for c in own if excludes_zero(c["interval95"])]
-    if len(ones) == len(own) and len({c["interval95"][0] > 0 for c in ones}) == 1:
+    ones = [c for c in comparisons if excludes_zero(c["interval95"])]
+    if len(ones) == len(comparisons) and len({c["interval95"][0] > 0 for c in ones}) == 1:
         return ones
-    adjusted = holm([c["p"] for c in own])
-    return [c for c, p in zip(own, adjusted, strict=True) if p <= LEVEL and c in ones]
+    adjusted = holm([c["p"] for c in comparisons])
+    return [c for c, p in zip(comparisons, adjusted, strict=True) if p <= LEVEL and c in ones]
 
 
-def _relation(own: Sequence[Tree], words: str) -> str:
+def _relation(comparisons: Sequence[Tree], words: str) -> str:
     """Return "better than", "not clearly better than" or "worse than", and by what."""
-    clear = clear_comparisons(own)
+    clear = clear_comparisons(comparisons)
     better = [_name(c) for c in clear if c["interval95"][0] > 0]
     worse = [_name(c) for c in clear if c["interval95"][1] < 0]
-    if len(better) == len(own):
+    if len(better) == len(comparisons):
         return f"better than {words}"
-    if len(worse) == len(own):
+    if len(worse) == len(comparisons):
         return f"worse than {words}"
     below = f", worse by {' and '.join(worse)}" if worse else ""
     if better:

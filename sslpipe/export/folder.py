@@ -124,9 +124,9 @@ def refusing_damage(path: Path) -> Iterator[None]:
     except (SafetensorError, *REFUSALS) as error:
         if memory_is_short(error):
             raise
-        said = one_line(str(error)) or type(error).__name__
+        reason = one_line(str(error)) or type(error).__name__
         remedy = "; copy the export again" * isinstance(error, SafetensorError)
-        raise ExportError(f"{path}: {said}{remedy}") from error
+        raise ExportError(f"{path}: {reason}{remedy}") from error
 
 
 def check_size(what: str, build: Callable[[], nn.Module], file: Path) -> None:

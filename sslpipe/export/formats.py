@@ -180,8 +180,8 @@ def _write_transformers_folder(model: FrozenBackbone, folder: Path) -> Path:
     """Write a model of transformers as it writes one, and what makes its images."""
     folder.mkdir()
     tower: Any = model.backbone.network
-    theirs = json.loads(tower.model.config.to_json_string())
-    theirs["architectures"] = [type(tower.model).__name__]
+    config = json.loads(tower.model.config.to_json_string())
+    config["architectures"] = [type(tower.model).__name__]
     view = model.view.config()
     side = view["resize_px"]
     size = {"height": side, "width": side} if view.get("squash") else {"shortest_edge": side}
@@ -200,12 +200,12 @@ def _write_transformers_folder(model: FrozenBackbone, folder: Path) -> Path:
     }
     write_json(folder / "preprocessor_config.json", processor)
     state = tower.model.state_dict()
-    if tower.omits_pooler and "pooler_act" in theirs:  # else AutoModel draws one, for pooler_output
+    if tower.omits_pooler and "pooler_act" in config:  # else AutoModel draws one, for pooler_output
         width = model.num_features
-        theirs |= {"pooler_act": "linear", "pooler_output_size": width}
+        config |= {"pooler_act": "linear", "pooler_output_size": width}
         identity = {"weight": torch.eye(width), "bias": torch.zeros(width)}
         state |= {f"{POOLER}{key}": tensor for key, tensor in identity.items()}
-    return _write_repository(model, folder, theirs, state)
+    return _write_repository(model, folder, config, state)
 
 
 def _write_repository(

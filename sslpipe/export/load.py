@@ -258,8 +258,8 @@ def load_run(run_dir: Path, *, checkpoint: str | None = None) -> FrozenBackbone:
     try:
         prefix = "backbone."
         tensors = load_file(folder / "model.safetensors")
-        own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-        backbone.load_state_dict(own, strict=True)
+        weights = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        backbone.load_state_dict(weights, strict=True)
     except (SafetensorError, RuntimeError) as error:
         if memory_is_short(error):
             raise

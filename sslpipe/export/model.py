@@ -178,15 +178,15 @@ class FrozenBackbone(SavedBackbone):
             pixels = self._batch(images, "images").to(device)  # (B, C, H, W)
             sizes = torch.tensor(pixels.shape[-2:]).expand(len(pixels), 2)
             return self._features(self.view(pixels, sizes), range(len(pixels)))
-        given = [images] if isinstance(images, str | Path | bytes | Image.Image) else images
-        if not isinstance(given, list | tuple) or not given:
-            raise UserError(_refusal(given, "images", self.image_type))
+        pictures = [images] if isinstance(images, str | Path | bytes | Image.Image) else images
+        if not isinstance(pictures, list | tuple) or not pictures:
+            raise UserError(_refusal(pictures, "images", self.image_type))
         rows = []
         reasons: list[str] = []
-        for first in range(0, len(given), ENCODED_AT_ONCE):
+        for first in range(0, len(pictures), ENCODED_AT_ONCE):
             views = []
             samples = []
-            for number, picture in enumerate(given[first : first + ENCODED_AT_ONCE], first):
+            for number, picture in enumerate(pictures[first : first + ENCODED_AT_ONCE], first):
                 try:
                     batch = self._pixels(picture, f"images[{number}]")  # (b, C, H, W)
                 except UserError as error:
@@ -203,7 +203,7 @@ class FrozenBackbone(SavedBackbone):
                 stacked = torch.stack(views, dim=1).flatten(0, 1)  # (B, C, S, S)
                 stacked = stacked.contiguous(memory_format=torch.channels_last)
                 rows.append(self._features(stacked, samples))
-            advance(min(ENCODED_AT_ONCE, len(given) - first))
+            advance(min(ENCODED_AT_ONCE, len(pictures) - first))
         if not rows:
             why = f"; the first: {reasons[0]}" if reasons else ""
             raise UserError(

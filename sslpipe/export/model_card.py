@@ -90,7 +90,7 @@ def model_card(
         init=facts.get("init"),
         seen=facts.get("classes_seen", []),
         versions=_versions(backbone, usage),
-        own=known_as,
+        known_as=known_as,
         rows=with_own_name(rows, known_as),
     )
 

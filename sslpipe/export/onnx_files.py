@@ -136,13 +136,13 @@ def _state(proto: Any, **more: str) -> None:
     onnx.helper.set_model_props(proto, {**stated, **more})
 
 
-def onnx_usage(file: str, found: "Agreement | None" = None) -> str:
+def onnx_usage(file: str, agreement: "Agreement | None" = None) -> str:
     """Return the lines of Python that load an ONNX file, and how an int8 one was proved."""
     code = USAGE["onnx"].strip().replace("model.onnx", file)
     if file.endswith(".pixels.onnx"):
         code = code.partition("  #")[0].replace("images", "pixels")
         return f"{code}  # (B, height, width, 3) uint8 RGB, of any size\n"
-    return f"# {found}\n{code}\n"
+    return f"# {agreement}\n{code}\n"
 
 
 # int8
@@ -168,11 +168,11 @@ class Agreement:
 def agreement(expected: Tensor, actual: Tensor, data: str = "", split: str = "") -> Agreement:
     """Compare the neighbours of some images by two kinds of features, (N, F) each; N > TOP."""
     ids = torch.arange(len(expected))
-    ours, theirs = (
+    expected_ids, actual_ids = (
         nearest(rows, rows, TOP, hidden=(ids, ids)).indices for rows in (expected, actual)
     )  # (N, TOP)
-    first = (ours[:, 0] == theirs[:, 0]).double().mean()
-    ten = (ours[:, :, None] == theirs[:, None]).any(dim=2).double().mean()
+    first = (expected_ids[:, 0] == actual_ids[:, 0]).double().mean()
+    ten = (expected_ids[:, :, None] == actual_ids[:, None]).any(dim=2).double().mean()
     return Agreement(first=float(first), ten=float(ten), images=len(ids), data=data, split=split)
 
 

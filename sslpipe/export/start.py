@@ -171,12 +171,12 @@ def fit_channels(init_from: SavedBackbone | None, index: DatasetIndex) -> SavedB
     backbone = init_from.backbone
     component = init_from.config.backbone
     name = f"--init: {init_from.name}"
-    theirs = ", ".join(image_type.channels)
+    data_channels = ", ".join(image_type.channels)
     if init_from.config.image is None and seen != RGB_CHANNELS:
         if seen != len(image_type.channels):
             raise UserError(
                 f"{name} sees {seen} channels, and the data have {len(image_type.channels)} "
-                f"({theirs}); choose {seen} by data.channels, in the order of the weights"
+                f"({data_channels}); choose {seen} by data.channels, in the order of the weights"
             )
     else:
         own_type = init_from.image_type
@@ -186,7 +186,7 @@ def fit_channels(init_from: SavedBackbone | None, index: DatasetIndex) -> SavedB
         if not own_type.is_rgb:
             raise UserError(
                 f"{name} was trained on the channels {', '.join(own_type.channels)}, and the data "
-                f"have {theirs}; choose among them by data.channels"
+                f"have {data_channels}; choose among them by data.channels"
             )
         component = with_channels(component, len(image_type.channels))
         backbone = build_backbone(component, crop_px=init_from.config.crop_px)
@@ -195,7 +195,7 @@ def fit_channels(init_from: SavedBackbone | None, index: DatasetIndex) -> SavedB
         if convolution is None:
             raise UserError(
                 f"{name} does not begin with a convolution, which could be fitted to the channels "
-                f"{theirs}"
+                f"{data_channels}"
             )
         first = f"network.{convolution[0]}.weight"
         state[first] = adapt_kernels(state[first], image_type.channels)
@@ -218,10 +218,10 @@ def with_channels(component: SparseSettings, channels: int | None) -> SparseSett
 
 def init_facts(init_from: SavedBackbone) -> dict[str, Any]:
     """Return what run.json, checkpoints and exports say of a start: source, format, sha256."""
-    own = init_from.config.facts
-    facts = dict(own.get("init", {"source": "", "format": "sslpipe"}))
-    if "classes_seen" in own:  # of a fine-tuning that is given as it was loaded
-        facts["classes_seen"] = own["classes_seen"]
+    recorded = init_from.config.facts
+    facts = dict(recorded.get("init", {"source": "", "format": "sslpipe"}))
+    if "classes_seen" in recorded:  # of a fine-tuning that is given as it was loaded
+        facts["classes_seen"] = recorded["classes_seen"]
     return {**facts, "weights_sha256": init_from.config.weights_sha256}
 
 
@@ -296,10 +296,10 @@ def _of_random_weights(recipe: RunRecipe) -> SparseSettings:
 def _of_the_datas_channels(component: SparseSettings, index: DatasetIndex) -> SparseSettings:
     """Return a backbone for the data set's images. Raises: RecipeError: it says other channels."""
     channels = len(index.image_type.channels)
-    given = component.arguments.get("channels", channels)
-    if given != channels:
+    wanted = component.arguments.get("channels", channels)
+    if wanted != channels:
         raise RecipeError(
-            f"backbone.channels = {given!r}, and the data's images have {channels} "
+            f"backbone.channels = {wanted!r}, and the data's images have {channels} "
             f"({', '.join(index.image_type.channels)}); leave the key out"
         )
     return with_channels(component, channels)
@@ -328,10 +328,10 @@ def _takes_both_sides(
 def _unlike(recipe: RunRecipe, init_from: SavedBackbone) -> list[tuple[str, Any, Any]]:
     """List (key, the recipe's value, the weights') where a [backbone] names another network."""
     any_fit = {"pool", "pool_power", *recipe.said_elsewhere}  # which a record repeats
-    theirs = init_from.config.backbone.model_dump()
+    settings = init_from.config.backbone.model_dump()
     different = []
     for key, value in ({} if recipe.backbone is None else recipe.backbone.model_dump()).items():
-        present = theirs.get(key)
+        present = settings.get(key)
         same = (list(present) if isinstance(present, tuple) else present) == value
         if not same and key not in any_fit and (key, value) != ("stem", "auto"):
             different.append((key, value, present))
@@ -346,14 +346,14 @@ def _fitted(recipe: RunRecipe, init_from: SavedBackbone) -> SparseSettings:
                 f"backbone.{key} = {value!r}, but the given backbone has {present!r}; leave "
                 f"backbone.{key} out, or give other weights"
             )
-    given = {} if recipe.backbone is None else recipe.backbone.arguments
+    requested = {} if recipe.backbone is None else recipe.backbone.arguments
     settings = init_from.config.backbone.arguments
     heads = {"embedding_dim", "embedding_taps", "normalize"}
-    for key in heads - {*given}:  # the network is what counts
+    for key in heads - {*requested}:  # the network is what counts
         settings.pop(key, None)
-    if "pool" in given:
+    if "pool" in requested:
         settings.pop("pool_power", None)
-    pooling = {key: given[key] for key in ("pool", "pool_power") if key in given}
+    pooling = {key: requested[key] for key in ("pool", "pool_power") if key in requested}
     return backbone_settings(init_from.config.backbone.kind, settings | pooling)
 
 

@@ -62,8 +62,8 @@ def read_outputs(folder: Path, names: Sequence[str], images: Tensor) -> dict[str
         for name in names:
             message = out / f"{name}.error"
             if message.is_file() or not (out / f"{name}-0").is_file():
-                said = message.read_text(encoding="utf-8") if message.is_file() else done.stderr
-                last = (said.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+                output = message.read_text(encoding="utf-8") if message.is_file() else done.stderr
+                last = (output.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
                 raise ExportError(f"format {name}: a clean process could not load it: {last}")
         files = {name: sorted(out.glob(f"{name}-*")) for name in names}
         return {name: [load_file(file)["features"] for file in files[name]] for name in names}

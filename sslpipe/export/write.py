@@ -66,7 +66,7 @@ def export_backbone(
     checkpoint: str | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] | None = None,
-    found: Callable[[str, Agreement], None] | None = None,
+    on_agreement: Callable[[str, Agreement], None] | None = None,
 ) -> dict[str, Path]:
     """Write a backbone into a folder, each format proved equal, as `sslpipe export` does.
 
@@ -87,7 +87,7 @@ def export_backbone(
         checkpoint: Of a run: "best" or "step-00000012"; None: see `load_backbone`.
         overwrite: Replace an export that is there.
         say: Called with what comes next; None: nobody is.
-        found: Called with the name and the `Agreement` of onnx-int8; None: nobody is.
+        on_agreement: Called with the name and the `Agreement` of onnx-int8; None: nobody is.
 
     Returns:
         Each format, and where it lies.
@@ -124,8 +124,8 @@ def export_backbone(
                 model, images, least=least_equal, scratch=scratch, folder=folder
             )
             usages[INT8] = onnx_usage(INT8_FILE, agreement)
-            if found is not None:
-                found(INT8, agreement)
+            if on_agreement is not None:
+                on_agreement(INT8, agreement)
         formats = [name for name in formats if name != INT8]
         written |= _write_proved(model, formats, folder, proof, say)
         if with_preprocessing:

@@ -126,8 +126,8 @@ def write_map(
         "name": [names[sample] for sample in ids],
         "class": [search.class_name(hit) for hit in hits],
         "neighbours": [
-            {"ids": own, "distances": far}
-            for own, far in zip(near.indices.tolist(), distances.tolist(), strict=True)
+            {"ids": ids, "distances": far}
+            for ids, far in zip(near.indices.tolist(), distances.tolist(), strict=True)
         ],
         "x": places[:, 0].tolist(),
         "y": places[:, 1].tolist(),

@@ -177,24 +177,25 @@ def embed_kept(
     return made, key
 
 
-def rows_to_rank(found: Iterable[Candidate]) -> list[Names]:
+def rows_to_rank(candidates: Collection[Candidate]) -> list[Names]:
     """Return each candidate; then joins of a network's sizes, and of two at their largest."""
-    candidates = [*found]
     sizes = _by_weights(candidates)
     pairs = itertools.combinations(sizes, 2)
     joins = [*two_sizes(candidates), *((a[-1].name, b[-1].name) for a, b in pairs)]
     return [*((one.name,) for one in candidates), *joins]
 
 
-def two_sizes(found: Iterable[Candidate]) -> list[Names]:
+def two_sizes(candidates: Collection[Candidate]) -> list[Names]:
     """Return the joins of a network's smallest size and its largest."""
-    return [(own[0].name, own[-1].name) for own in _by_weights(found) if len(own) > 1]
+    return [(sizes[0].name, sizes[-1].name) for sizes in _by_weights(candidates) if len(sizes) > 1]
 
 
-def _by_weights(found: Iterable[Candidate]) -> list[list[Candidate]]:
+def _by_weights(candidates: Collection[Candidate]) -> list[list[Candidate]]:
     """Return the sizes of each network, ascending; a join stands beside no other."""
     by_weights: dict[str, list[Candidate]] = {}
-    for one in found:
+    for one in candidates:
         if one.model.config.backbone.kind != JOIN:
             by_weights.setdefault(one.model.config.weights_sha256, []).append(one)
-    return [sorted(own, key=lambda each: each.model.view.crop_px) for own in by_weights.values()]
+    return [
+        sorted(sizes, key=lambda each: each.model.view.crop_px) for sizes in by_weights.values()
+    ]

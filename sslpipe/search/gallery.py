@@ -155,9 +155,9 @@ class Gallery:
         rows = self._checked(embeddings, names)
         held = torch.zeros(len(rows), dtype=torch.bool)
         for name in {name for name in names if name in self}:
-            own = torch.tensor([other == name for other in names])
-            best = nearest(self.embeddings(name), rows[own], 1, units=True)
-            held[own] = best.similarities[:, 0] >= SAME
+            is_of_name = torch.tensor([other == name for other in names])
+            best = nearest(self.embeddings(name), rows[is_of_name], 1, units=True)
+            held[is_of_name] = best.similarities[:, 0] >= SAME
         return held
 
     @checked
@@ -203,8 +203,8 @@ class Gallery:
     def nearest_others(self, names: Sequence[str], queries: Rows) -> list[Match]:
         """Return the best name of each query but its own, of `names`; of two names at least."""
         rows = self._checked(queries, names)
-        own = torch.tensor([self._place(name) for name in names])
-        neighbours = nearest(self._embeddings, rows, 1, hidden=(self._owner, own))
+        owners = torch.tensor([self._place(name) for name in names])
+        neighbours = nearest(self._embeddings, rows, 1, hidden=(self._owner, owners))
         places = self._owner[neighbours.indices[:, 0]].tolist()
         scores = neighbours.cosines[:, 0].tolist()
         known = self.names

@@ -63,17 +63,17 @@ class Hit(NamedTuple):
     label: int
 
 
-def _open(given: Searched) -> Features:
-    if isinstance(given, Features | str | Path):
-        return open_features(given)
-    if isinstance(given, Tensor | np.ndarray | Embeddings):
-        return open_features(given)._replace(facts={})  # beside rows that say nothing
-    if isinstance(given, tuple) and len(given) == 2:
-        rows_of, data = given
+def _open(source: Searched) -> Features:
+    if isinstance(source, Features | str | Path):
+        return open_features(source)
+    if isinstance(source, Tensor | np.ndarray | Embeddings):
+        return open_features(source)._replace(facts={})  # beside rows that say nothing
+    if isinstance(source, tuple) and len(source) == 2:
+        rows_of, data = source
         return open_features(rows_of, data)
     raise UserError(
         f"ImageSearch takes (features, dataset.json) pairs, features (N, F), or a file of "
-        f"them (.safetensors, .npz, .npy), not a {type(given).__name__}"
+        f"them (.safetensors, .npz, .npy), not a {type(source).__name__}"
     )
 
 
@@ -151,9 +151,9 @@ class ImageSearch:
         some = torch.cat(
             [torch.arange(start, stop, step) for start, stop in pairwise(self._starts)]
         )
-        said: list[str] = []
-        fitted, words = fit_flattening(rows.rows(some), by_labels=False, say=said.append)
-        return fitted, "; ".join([words, *said])
+        remarks: list[str] = []
+        fitted, words = fit_flattening(rows.rows(some), by_labels=False, say=remarks.append)
+        return fitted, "; ".join([words, *remarks])
 
     def check_network(self, facts: Mapping[str, Any]) -> None:
         """Raise DataError where these facts of the queries' network and view are others."""
@@ -169,11 +169,12 @@ class ImageSearch:
                     f"the features differ from the queries' in {key}: {self.facts.get(key)} and "
                     f"{facts.get(key)}; name the model that they were embedded with, or embed again"
                 )
-        ours, theirs = ((each.get("image") or {}).get("background") for each in (self.facts, facts))
-        if theirs != ours:
+        background = (self.facts.get("image") or {}).get("background")
+        query_background = (facts.get("image") or {}).get("background")
+        if query_background != background:
             raise DataError(
-                f"the features are of images on background {ours}, and queries would be on "
-                f"{theirs}: backbone, _ = backbone.matched(*search.splits)"
+                f"the features are of images on background {background}, and queries would be on "
+                f"{query_background}: backbone, _ = backbone.matched(*search.splits)"
             )
 
     def __repr__(self) -> str:
@@ -235,8 +236,8 @@ class ImageSearch:
         bank = self._rows.features if chosen is None else self._rows.features[chosen]
         near = nearest(bank, self.prepare(queries), min(top, len(bank)), units=True)
         rows = near.indices if chosen is None else chosen[near.indices]
-        found = zip(near.similarities.tolist(), rows.tolist(), strict=True)
-        return [list(map(self._hit, scores, of_query)) for scores, of_query in found]
+        hits = zip(near.similarities.tolist(), rows.tolist(), strict=True)
+        return [list(map(self._hit, scores, of_query)) for scores, of_query in hits]
 
     def key(self, hit: Hit) -> str:
         """Return the path that the image was built from where it is known, else its shard's key.

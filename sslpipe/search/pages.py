@@ -39,15 +39,17 @@ QUERIES = 8
 MOST_ROWS = 5  # of the ranking that the queries are shown under
 
 
-def search_page(index: ImageSearch, queries: Sequence[Path], found: Sequence[Sequence[Hit]]) -> str:
+def search_page(
+    index: ImageSearch, queries: Sequence[Path], hits_by_query: Sequence[Sequence[Hit]]
+) -> str:
     """Show thumbnails of the queries (image files) and of the hits of each, best first."""
     kind = index.splits[0].stored_type if index.splits else RGB8
     pictures = [
-        thumbnails(split, {hit.id for hits in found for hit in hits if hit.part == part})
+        thumbnails(split, {hit.id for hits in hits_by_query for hit in hits if hit.part == part})
         for part, split in enumerate(index.splits)
     ]
     rows = []
-    for query, hits in zip(queries, found, strict=True):
+    for query, hits in zip(queries, hits_by_query, strict=True):
         try:
             image = Image.fromarray(kind.picture(read_image(query, kind, CANVAS_PX)))
         except BadSample as error:
@@ -62,22 +64,23 @@ def search_page(index: ImageSearch, queries: Sequence[Path], found: Sequence[Seq
     )
 
 
-def _costs(row: Ranked, found: Candidates) -> tuple[str, str, str]:
+def _costs(row: Ranked, candidates: Candidates) -> tuple[str, str, str]:
     """Return what a row takes: ms an image, MB of weights, numbers a feature."""
-    parts = [found[name] for name in row.parts]
+    parts = [candidates[name] for name in row.parts]
     networks = {each.model.config.weights_sha256: each.megabytes for each in parts}
     width = sum(each.model.num_features for each in parts)
     return f"{sum(each.ms for each in parts):.1f}", f"{sum(networks.values()):.0f}", f"{width:,}"
 
 
-def _priced(row: Ranked, found: Candidates) -> str:
-    return "{} ms an image here, {} MB of weights, {} numbers a feature".format(*_costs(row, found))
+def _priced(row: Ranked, candidates: Candidates) -> str:
+    ms, megabytes, width = _costs(row, candidates)
+    return f"{ms} ms an image here, {megabytes} MB of weights, {width} numbers a feature"
 
 
 def answer(
     ranked: Sequence[Ranked],
     best: Ranked,
-    found: Candidates,
+    candidates: Candidates,
     *,
     lacking: str | None = None,
     few: int | None = None,
@@ -87,14 +90,14 @@ def answer(
     Args:
         ranked: The rows, the first one first.
         best: The one to use, `ranking.to_use`.
-        found: The candidates.
+        candidates: The candidates.
         lacking: Why labels did not choose; None: they did.
         few: How many labelled images chose, where they are few.
     """
-    costs = f"It costs {_priced(best, found)}."
+    costs = f"It costs {_priced(best, candidates)}."
     if lacking is not None:
         advice = f"Without labels, use {best.name}"
-        if best.parts in two_sizes(found.values()):
+        if best.parts in two_sizes(candidates.values()):
             advice += ": one network at two sizes has been the better guess, docs/graded.md."
         else:
             advice += (
@@ -119,7 +122,7 @@ def answer(
     sentences.append(costs)
     other = first if best is plain else plain
     if other.parts != best.parts and not is_clear(best):
-        sentences.append(f"{other.name} costs {_priced(other, found)}.")
+        sentences.append(f"{other.name} costs {_priced(other, candidates)}.")
     sentences.append(
         "MAP@R: how much of an image's class is found first among all images; Recall@1: how often "
         "the nearest image is of its class."
@@ -177,11 +180,11 @@ class Cells(NamedTuple):
     rows: list[list[str]]
 
 
-def table_cells(ranked: Sequence[Ranked], found: Candidates) -> Cells:
+def table_cells(ranked: Sequence[Ranked], candidates: Candidates) -> Cells:
     """Return the table of a ranking, the best first."""
     if not ranked[0].values:
         heads = ["features", "other corner found", *COSTS]
-        rows = [[row.name, f"{row.score:.1%}", *_costs(row, found)] for row in ranked]
+        rows = [[row.name, f"{row.score:.1%}", *_costs(row, candidates)] for row in ranked]
         return Cells(heads, rows)
     plain = best_single(ranked)
     heads = [
@@ -200,7 +203,7 @@ def table_cells(ranked: Sequence[Ranked], found: Candidates) -> Cells:
         shares = [row.score, row.values["MAP@R"], row.values["Recall@1"]]
         texts = [f"{share:.1%}" for share in shares]
         beside = "best single" if row is plain else clear
-        cells.append([row.name, *texts, beside, *_costs(row, found)])
+        cells.append([row.name, *texts, beside, *_costs(row, candidates)])
     return Cells(heads, cells)
 
 

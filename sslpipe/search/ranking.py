@@ -144,7 +144,7 @@ def rank_with_labels(
     halves.
     """
     labels = next(iter(features.values())).labels.cpu().numpy()
-    halves = [torch.from_numpy(np.isin(labels, own)) for own in halves_of(labels, seed)]
+    halves = [torch.from_numpy(np.isin(labels, classes)) for classes in halves_of(labels, seed)]
     seen = torch.from_numpy(np.flatnonzero(labels == SEEN))
     scores_of: dict[tuple[Names, float | None], list[dict[str, Any]]] = {}
     for parts in rows:
@@ -269,7 +269,7 @@ def best_forms(ranked: Sequence[Ranked]) -> list[int]:
 def to_json(ranked: Sequence[Ranked], identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return plain values: the rows, and all that decided them."""
     more = ({m: each._asdict() for m, each in row.more.items()} for row in ranked)
-    rows = [{**row._asdict(), "more": own} for row, own in zip(ranked, more, strict=True)]
+    rows = [{**row._asdict(), "more": extra} for row, extra in zip(ranked, more, strict=True)]
     return {"identity": _identity(identity), "rows": rows}
 
 

@@ -75,14 +75,14 @@ def check_sensors(sensors: Sensors) -> None:
     """Raise DataError for settings without an effect, and where none says what samples are."""
     channels = sensors.channels
     tile = sensors.tile_px
-    for option, is_given, needed, there in (
+    for option, is_given, needed, has_needed in (
         ("--pages", sensors.pages is not None, "--channels or --tile", channels or tile),
         ("--slice-axis", sensors.slice_axis != 2, "--channels", channels),
         ("--nan", sensors.nan is not None, "--channels", channels),
         ("--stride", sensors.stride_px is not None, "--tile", tile),
         ("--min-content", sensors.min_content > 0, "--tile", tile),
     ):
-        if is_given and not there:
+        if is_given and not has_needed:
             raise DataError(f"{option} needs {needed}")
     if sensors.nan is not None and not abs(sensors.nan) < 3e38:
         raise DataError(f"--nan: {sensors.nan} is itself no finite value of float32")

@@ -67,8 +67,10 @@ def parse_channels(channels: str | Sequence[str] | None) -> tuple[str, ...] | No
     try:
         ImageType(channels=names, dtype="float32", low=(0.0,) * len(names), high=ones)
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise DataError(f"--channels={text!r}: {said}; write names, as in red,green,nir") from None
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DataError(
+            f"--channels={text!r}: {reason}; write names, as in red,green,nir"
+        ) from None
     return names
 
 

@@ -79,7 +79,7 @@ def read_samples(source: str | SourceReader, options: SourceOptions) -> Samples:
     """
     read = find_reader(source, options) if isinstance(source, str) else source
     images = read(options)
-    check_classes({key: own.class_names() for key, own in images.items()})
+    check_classes({key: split.class_names() for key, split in images.items()})
     return Samples(
         images=images,
         columns=columns_of_images(images, options),
@@ -137,7 +137,7 @@ def write_shards(
             raise DataError(f"{out}: another build has named its classes; build again")
         _check_fits(manifest, splits, layout, samples.dtype)
         if overwrite:
-            kept = {key: own for key, own in manifest.splits.items() if key not in splits}
+            kept = {key: shards for key, shards in manifest.splits.items() if key not in splits}
             manifest = without_splits(manifest.model_copy(update={"splits": kept}), splits)
             save_columns(out, manifest, {})
             for key in splits:
@@ -159,22 +159,22 @@ def write_shards(
         manifest, measured = _write_index(
             out, manifest.model_copy(update=fields), written, samples.window
         )
-        missing = {key: [*own.missing] for key, own in samples.images.items() if own.missing}
+        missing = {key: [*split.missing] for key, split in samples.images.items() if split.missing}
         _list_missing(out / MISSING, missing, written)
-        skipped = [line for own in written.values() for line in own.skipped()]
-        left_out = [group for own in samples.images.values() for group in own.left_out]
+        skipped = [line for split in written.values() for line in split.skipped()]
+        left_out = [group for split in samples.images.values() for group in split.left_out]
         if skipped:
             what = "images that cannot be read or decoded"
             example = skipped[0].partition(": ")[0]
             left_out.append(Group(what=what, count=len(skipped), example=example))
-        doubts = [doubt for own in samples.images.values() for doubt in own.doubts]
+        doubts = [doubt for split in samples.images.values() for doubt in split.doubts]
         if cut.test_fraction and not cut.split_by:
             doubts += series_doubts(samples.images["train"])
         report = write_report(
             out,
             left_out=left_out,
-            looked_at=sum(shard.samples for own in written.values() for shard in own.shards),
-            images=merge_groups(group for own in written.values() for group in own.remarks()),
+            looked_at=sum(shard.samples for split in written.values() for shard in split.shards),
+            images=merge_groups(group for split in written.values() for group in split.remarks()),
             doubts=[*dict.fromkeys(doubts), *pillow_remarks()],
             split_by_class=cut.split_by in (CLASS, samples.label_column),
             digests=recorded_digests(out),
@@ -190,7 +190,7 @@ def _classes(samples: Samples, manifest: Manifest, cut: Cut) -> tuple[str, ...]:
     """Return the names of classes by label: those of the splits that stay, else the source's."""
     # idx files without names, images in memory: a split may lack classes that another one has
     by_length = sorted((each.classes for each in samples.images.values()), key=len, reverse=True)
-    classes = tuple(dict.fromkeys(name for own in by_length for name in own))
+    classes = tuple(dict.fromkeys(name for names in by_length for name in names))
     if {*manifest.splits} <= {*cut.splits(samples.images)}:
         return classes
     return merge_classes(manifest.classes, classes)
@@ -270,7 +270,7 @@ def _write_index(
     window: tuple[float, float] | None,
 ) -> tuple[Manifest, list[str]]:
     """Write dataset.json and the columns; returns what it has now, and what to say of channels."""
-    shards = {key: own.shards for key, own in written.items()}
+    shards = {key: split.shards for key, split in written.items()}
     fields: dict[str, object] = {"splits": {**manifest.splits, **shards}}
     notes = list[str]()
     # type, mean and std are train's, or the first split's while there is no train
@@ -288,8 +288,8 @@ def _write_index(
             fields |= {"image": image, "mean": measured.mean, "std": measured.std}
             notes = measured.notes
     columns = with_paths(
-        {key: own.columns() for key, own in written.items()},
-        {key: own.names() for key, own in written.items()},
+        {key: split.columns() for key, split in written.items()},
+        {key: split.names() for key, split in written.items()},
         manifest,
     )
     return save_columns(out, manifest.model_copy(update=fields), columns), notes

@@ -127,13 +127,13 @@ def group_lines(groups: Sequence[Group], of: str = "") -> list[str]:
     by_what: dict[str, list[Group]] = defaultdict(list)
     for each in groups:
         by_what[each.what].append(each)
-    counts = {what: sum(each.count for each in own) for what, own in by_what.items()}
+    counts = {what: sum(each.count for each in members) for what, members in by_what.items()}
     lines = []
-    for what, own in sorted(by_what.items(), key=lambda item: (-counts[item[0]], item[0])):
-        own = sorted(own, key=lambda each: (-each.count, each.kind))
-        kinds = [f"{_name(each.kind)} {each.count:,}" for each in own if each.kind]
+    for what, members in sorted(by_what.items(), key=lambda item: (-counts[item[0]], item[0])):
+        members = sorted(members, key=lambda each: (-each.count, each.kind))
+        kinds = [f"{_name(each.kind)} {each.count:,}" for each in members if each.kind]
         listed = f" ({', '.join(kinds[:MOST_KINDS])}{', ...' * (len(kinds) > MOST_KINDS)})"
-        example = f", such as {_name(own[0].example)}" if own[0].example else ""
+        example = f", such as {_name(members[0].example)}" if members[0].example else ""
         lines.append(f"{what}: {counts[what]:,}{of}{listed * bool(kinds)}{example}")
     return lines
 
@@ -173,7 +173,7 @@ def write_report(
     counts = {name: class_counts(index, name) for name in index.manifest.splits}
     of_classes = class_doubts(counts, index.manifest.classes, split_by_class=split_by_class)
     report = Report(
-        splits={name: _describe(index, name, own) for name, own in counts.items()},
+        splits={name: _describe(index, name, by_class) for name, by_class in counts.items()},
         left_out=list(left_out),
         looked_at=looked_at,
         images=list(images),
@@ -262,8 +262,8 @@ def class_doubts(
         classes: All names; one without a sample in any split is mentioned.
         split_by_class: The user asked for splits without a common class, which is no slip then.
     """
-    labelled = {split: own for split, own in counts.items() if own}
-    names = sorted({name for own in labelled.values() for name in own})
+    labelled = {split: by_class for split, by_class in counts.items() if by_class}
+    names = sorted({name for by_class in labelled.values() for name in by_class})
     doubts = []
     # names
     doubts += _doubt("named like a split", names_like_splits(names))
@@ -276,7 +276,7 @@ def class_doubts(
         _several_labels(names),
         "; a sample has one class, and each list became one",
     )
-    alike = [_names(own) for own in alike_names(names)]
+    alike = [_names(spellings) for spellings in alike_names(names)]
     if alike:
         doubts.append(
             f"{counted(len(alike), 'group')} of classes that differ by {OVERLOOKED}: "
@@ -285,22 +285,22 @@ def class_doubts(
     doubts += _near_names(labelled)
     # classes that a split lacks, with those that --unseen-classes took out of it
     labelled = _with_unseen(labelled)
-    in_all = sum(len(own) for own in labelled.values())
+    in_all = sum(len(by_class) for by_class in labelled.values())
     if len(labelled) > 1 and in_all == len(names):  # each is in one split alone
-        sizes = ", ".join(f"{len(own):,} in {split}" for split, own in labelled.items())
+        sizes = ", ".join(f"{len(by_class):,} in {split}" for split, by_class in labelled.items())
         if not split_by_class:
             doubts.append(f"no class is in two splits: {sizes}")
         labelled = {}
-    for split, own in labelled.items():
-        lacking = [name for name in names if name not in own]
+    for split, by_class in labelled.items():
+        lacking = [name for name in names if name not in by_class]
         if lacking:
             doubts.append(
                 f"split {split} lacks {len(lacking):,} of {len(names):,} classes: {_names(lacking)}"
             )
     # images
     total = Counter[str]()
-    for own in counts.values():
-        total.update(own)
+    for by_class in counts.values():
+        total.update(by_class)
     doubts += _doubt("of one image", [name for name, count in total.items() if count == 1])
     doubts += _doubt("without an image", [name for name in classes if name not in total])
     return doubts
@@ -325,7 +325,7 @@ def alike_names(names: Iterable[str]) -> list[list[str]]:
     by_key: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         by_key[_plain(name)].append(name)
-    return [own for own in by_key.values() if len(own) > 1]
+    return [spellings for spellings in by_key.values() if len(spellings) > 1]
 
 
 def _several_labels(names: Sequence[str]) -> list[str]:
@@ -336,17 +336,19 @@ def _several_labels(names: Sequence[str]) -> list[str]:
         else [_BESIDE.sub("", part) for part in _BETWEEN.split(name)]
         for name in names
     }
-    alone = {own[0] for own in parts.values() if len(own) == 1}
-    return [name for name, own in parts.items() if len(own) > 1 and not alone.isdisjoint(own)]
+    alone = {labels[0] for labels in parts.values() if len(labels) == 1}
+    return [
+        name for name, labels in parts.items() if len(labels) > 1 and not alone.isdisjoint(labels)
+    ]
 
 
 def _with_unseen(labelled: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
     """Return the classes of each split, those of its split S_unseen among them."""
     together: dict[str, Mapping[str, int]] = {}
-    for split, own in labelled.items():
+    for split, by_class in labelled.items():
         base = split.removesuffix(UNSEEN)
         key = base if base in labelled else split
-        together[key] = {**together.get(key, {}), **own}
+        together[key] = {**together.get(key, {}), **by_class}
     return together
 
 

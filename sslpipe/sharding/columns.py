@@ -113,8 +113,8 @@ def with_paths(
     added = dict(columns)
     if is_ours and alike <= {PATH_COLUMN}:
         for split, table in columns.items():
-            if own := names[split]:
-                paths = pa.table({PATH_COLUMN: pa.array(own, pa.string())})
+            if file_names := names[split]:
+                paths = pa.table({PATH_COLUMN: pa.array(file_names, pa.string())})
                 added[split] = side_by_side(table, paths)
     return added
 
@@ -135,9 +135,9 @@ def to_json(columns: Columns, samples: int) -> list[bytes]:
 
 def check_kinds(manifest: Manifest, columns: Mapping[str, Columns]) -> None:
     """Raise DataError where a split's column has another kind in the manifest's other splits."""
-    for split, own in columns.items():
-        for name in own.column_names:
-            kind = kind_of(own.column(name))
+    for split, table in columns.items():
+        for name in table.column_names:
+            kind = kind_of(table.column(name))
             known = manifest.columns.get(name)
             if known is not None and known.kind != kind:
                 raise DataError(
@@ -213,7 +213,7 @@ def replace_columns(folder: Path, columns: Mapping[str, Columns]) -> Manifest:
     """
     with one_at_a_time(folder):
         index = load_index(folder)
-        names = {name for own in columns.values() for name in own.column_names}
+        names = {name for table in columns.values() for name in table.column_names}
         tables = {}
         for split in index.manifest.splits:
             samples = index.split(split)
@@ -230,7 +230,8 @@ def replace_columns(folder: Path, columns: Mapping[str, Columns]) -> Manifest:
 
 def side_by_side(left: Columns, right: Columns) -> Columns:
     """Return the columns of two tables of the same samples as one."""
-    return pa.table({name: own.column(name) for own in (left, right) for name in own.column_names})
+    sides = (left, right)
+    return pa.table({name: side.column(name) for side in sides for name in side.column_names})
 
 
 def without_splits(manifest: Manifest, splits: Iterable[str]) -> Manifest:
@@ -238,7 +239,7 @@ def without_splits(manifest: Manifest, splits: Iterable[str]) -> Manifest:
     gone = set(splits)
     entries = {}
     for name, entry in manifest.columns.items():
-        kept = {split: own for split, own in entry.splits.items() if split not in gone}
+        kept = {split: digest for split, digest in entry.splits.items() if split not in gone}
         if kept:
             entries[name] = entry.model_copy(update={"splits": kept})
     files = {split: file for split, file in manifest.metadata.items() if split not in gone}

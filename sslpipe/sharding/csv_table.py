@@ -128,7 +128,7 @@ def _read_text(options: SourceOptions, path: Path, root: Path, raw: bytes) -> di
         rows[splits[name]].append((place_of(root, image), label))
         places[splits[name]].append(place)
     fields = [name for name in (*options.fields, PLACE) if name in table.column_names]
-    cells = {split: table.take(own).select(fields) for split, own in places.items()}
+    cells = {split: table.take(numbers).select(fields) for split, numbers in places.items()}
     images = from_rows(options, root, rows, cells, where=where)
     read = {*image_names, *options.fields, by}
     unread = unread_columns(columns, {*read, options.label_column})
@@ -140,15 +140,15 @@ def _not_listed(options: SourceOptions, images: Mapping[str, Images]) -> list[Gr
     root = options.root
     if root is None or options.split or not root.is_dir():
         return []
-    listed = {name for own in images.values() for name in own.names}
+    listed = {name for split in images.values() for name in split.names}
     others = dict[str, str]()  # name of each, by its file, to which links may lead
     for entry in walk(root, suffixes=options.suffixes, without=options.out).entries:
         name = readable(os.path.relpath(entry.path, root))
         if not entry.reason and name not in listed:
             others.setdefault(os.path.realpath(entry.path), name)
     if others:  # but those that are listed by another path, which a link gives
-        for own in images.values():
-            for path in own.paths:
+        for split in images.values():
+            for path in split.paths:
                 others.pop(os.path.realpath(path), None)
     what = "images below --root that no row lists"
     names = others.values()

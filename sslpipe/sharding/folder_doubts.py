@@ -73,7 +73,7 @@ def folder_doubts(
         split_level: Which part of a path below the root names its split; -1: none.
         opened: All folders below the root.
     """
-    images = [row for own in rows.values() for row in own]
+    images = [row for of_split in rows.values() for row in of_split]
     classes = {name for _, name in images if name is not None}
     places = sorted({path.parent for path, _ in images})
     doubts = []
@@ -140,8 +140,8 @@ def folder_doubts(
         )
     inside = [
         parts
-        for parts, own in zip(names, in_split, strict=True)
-        if any(map(split_of, own[bool(classes) :]))
+        for parts, below_split in zip(names, in_split, strict=True)
+        if any(map(split_of, below_split[bool(classes) :]))
     ]
     if inside:
         doubts.append(
@@ -212,7 +212,7 @@ def _of_others(root: Path, images: Sequence[Path], split_level: int) -> list[str
         )
     if again:
         folder, names = min(again)
-        count = sum(len(own) for _, own in again)
+        count = sum(len(stems) for _, stems in again)
         doubts.append(
             f"images of one name in several formats: {count:,}, such as "
             f"{shown(below(root, Path(folder, names[0])))} and {shown(names[-1])}; where they are "

@@ -187,17 +187,17 @@ def columns_of_images(images: Mapping[str, Images], options: SourceOptions) -> d
     Raises: DataError for a column that is not there, a name without a match, a value of another
     kind; all are named.
     """
-    known = [*{name: None for own in images.values() for name in own.cells}, *options.in_names]
+    known = [*{name: None for split in images.values() for name in split.cells}, *options.in_names]
     for name in options.fields:
         if name not in known:
             raise DataError(
                 f"--columns={name!r}: the source has no such column{did_you_mean(name, known)}; "
                 f"it has: {', '.join(known) or 'none'}"
             )
-    names = {key: own.names for key, own in images.items()}
+    names = {key: split.names for key, split in images.items()}
     cells = {
-        key: {**own.cells, **match_names(own.names, options.name_pattern)}
-        for key, own in images.items()
+        key: {**split.cells, **match_names(split.names, options.name_pattern)}
+        for key, split in images.items()
     }
     origin = next(iter(images.values())).origin
     return _by_split(names, cells, options, origin)
@@ -234,7 +234,7 @@ def columns_of_tars(
     tars: Mapping[str, Sequence[TarCells]], options: SourceOptions
 ) -> dict[str, Columns]:
     """Bring the cells of tars together, by split, in order. Raises: DataError for a key in none."""
-    every = [tar for own in tars.values() for tar in own]
+    every = [tar for of_split in tars.values() for tar in of_split]
     seen = set[str]().union(*(tar.keys for tar in every))
     for field in options.fields:
         if field not in seen:
@@ -242,11 +242,13 @@ def columns_of_tars(
                 f"--columns={field!r}: no sample has it{did_you_mean(field, seen)}; in their "
                 f"JSON is: {', '.join(sorted(seen)[:20]) or 'nothing'}"
             )
-    names = {split: [name for tar in own for name in tar.names] for split, own in tars.items()}
+    names = {
+        split: [name for tar in of_split for name in tar.names] for split, of_split in tars.items()
+    }
     fields = [*options.fields, *options.in_names]
     cells = {
-        split: {field: [cell for tar in own for cell in tar.cells[field]] for field in fields}
-        for split, own in tars.items()
+        split: {field: [cell for tar in of_split for cell in tar.cells[field]] for field in fields}
+        for split, of_split in tars.items()
     }
     return _by_split(names, cells, options, "typed")
 
@@ -326,8 +328,8 @@ def _written_gaps(cells: Any) -> list[str]:
     if not types.is_string(cells.type):
         return []
     is_gap = compute.is_in(compute.utf8_lower(cells), pa.array([*GAPS, "unknown"]))
-    found: list[str] = cells.filter(is_gap).to_pylist()
-    return found
+    gaps: list[str] = cells.filter(is_gap).to_pylist()
+    return gaps
 
 
 def _wanted(options: SourceOptions) -> list[ColumnSpec]:
@@ -364,20 +366,20 @@ def _by_split(
         options: Which columns are read.
         origin: What a text means that is in no name.
     """
-    every = [name for own in names.values() for name in own]
+    every = [name for of_split in names.values() for name in of_split]
     columns = {}
     for spec in _wanted(options):
         column = RawColumn(
             spec=spec,
             origin="name" if spec.field in options.in_names else origin,
-            cells=_joined([own[spec.field] for own in cells.values()]),
+            cells=_joined([of_split[spec.field] for of_split in cells.values()]),
             names=every,
         )
         columns[spec.name] = column.read()
     table = pa.table(columns)
     begin = 0
     tables = {}
-    for split, own in names.items():
-        tables[split] = table.slice(begin, len(own))
-        begin += len(own)
+    for split, of_split in names.items():
+        tables[split] = table.slice(begin, len(of_split))
+        begin += len(of_split)
     return tables

@@ -103,12 +103,12 @@ def _check_filled(
 # --- which folders are classes
 
 
-def _classes(root: Path, splits: Splits, own: Sequence[Path]) -> list[str | None]:
+def _classes(root: Path, splits: Splits, files: Sequence[Path]) -> list[str | None]:
     """Return the class of each image of a split: the folder below the split's, or above it.
 
     Raises: DataError for loose images beside classes, and classes both above and below the splits.
     """
-    parts = [file.relative_to(root).parts[:-1] for file in own]
+    parts = [file.relative_to(root).parts[:-1] for file in files]
     level = _class_level(parts, splits)
     below = [each[level] if len(each) > level else None for each in parts]
     if splits.above is not None:
@@ -119,7 +119,7 @@ def _classes(root: Path, splits: Splits, own: Sequence[Path]) -> list[str | None
                 "classes; give --root one of those above, or --no-labels"
             )
         return [each[splits.above] for each in parts]
-    loose = [file.name for file, name in zip(own, below, strict=True) if name is None]
+    loose = [file.name for file, name in zip(files, below, strict=True) if name is None]
     if loose and any(below):
         raise DataError(
             f"{root.joinpath(*parts[0][: splits.level + 1])} holds class folders and loose images "
@@ -209,8 +209,8 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     for entry in left_out:
         skipped.add(entry.reason, below(root, entry.path), entry.kind)
     images_by_split = {
-        split: replace(own, missing=missing[split])
-        for split, own in from_rows(replace(options, split=None), root, rows).items()
+        split: replace(images, missing=missing[split])
+        for split, images in from_rows(replace(options, split=None), root, rows).items()
     }
     doubts = [
         *unread_files(root, left_out),
@@ -225,7 +225,8 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         )
     tables = [entry.path for entry in left_out if entry.path.suffix.lower() in _TABLES]
     tables.sort(key=lambda path: "train" not in (split_of(path.stem), split_of(path.parent.name)))
-    if tables and options.labels and not any(own.classes for own in images_by_split.values()):
+    has_classes = any(images.classes for images in images_by_split.values())
+    if tables and options.labels and not has_classes:
         doubts.append(
             f"no folders are classes, and {counted(len(tables), 'table')} may name them: "
             f"--source=csv --csv={str(tables[0])!r} reads columns"
@@ -275,8 +276,8 @@ def _faults_of_absent(root: Path, entries: Sequence[Entry], options: SourceOptio
     kinds = absent.groups()
     if not kinds:
         return []
-    said = "; ".join(f"{k.what}: {k.count:,}, such as {shown(k.example)}" for k in kinds)
+    reasons = "; ".join(f"{k.what}: {k.count:,}, such as {shown(k.example)}" for k in kinds)
     return [
-        f"{root}: {said}; fetch them (git annex get, datalad get, git lfs pull, dvc pull), mend "
+        f"{root}: {reasons}; fetch them (git annex get, datalad get, git lfs pull, dvc pull), mend "
         "links and permissions, or give --skip-missing to build without them"
     ]

@@ -141,10 +141,10 @@ def index_tars(
     # the tars by split, without those that have no member
     tars: dict[str, list[Path]] = defaultdict(list)
     for folder in paths:
-        for name, found in find_tars(folder, split).items():
-            tars[name] += found
+        for name, files in find_tars(folder, split).items():
+            tars[name] += files
     groups = {
-        name: [path for path in found if _has_member(path)] or found for name, found in tars.items()
+        name: [path for path in files if _has_member(path)] or files for name, files in tars.items()
     }
     if out is None and len(paths) > 1:
         raise DataError("several folders become one data set in a folder that --out names")
@@ -191,7 +191,7 @@ def index_tars(
             )
 
         with ThreadPoolExecutor(num_workers) as pool:
-            indexed = {name: list(pool.map(index, found)) for name, found in groups.items()}
+            indexed = {name: list(pool.map(index, files)) for name, files in groups.items()}
         every = list(chain(*indexed.values()))
         highest = max(every, key=lambda tar: tar.highest_label)
         count = len(joined.classes)
@@ -202,7 +202,7 @@ def index_tars(
             )
 
         # dataset.json
-        splits = {name: tuple(tar.entry for tar in own) for name, own in indexed.items()}
+        splits = {name: tuple(tar.entry for tar in of_split) for name, of_split in indexed.items()}
         kept = [name for name in manifest.splits if name not in splits]
         fields: dict[str, object] = {
             "classes": joined.classes or manifest.classes,
@@ -214,7 +214,7 @@ def index_tars(
             fields |= joined.fields
         if named_channels:
             fields |= _measured_fields(groups, named_channels, value_range)
-        cells = {name: [tar.cells for tar in own] for name, own in indexed.items()}
+        cells = {name: [tar.cells for tar in of_split] for name, of_split in indexed.items()}
         values = with_paths(
             columns_of_tars(cells, options),
             {name: built_paths(groups[name], splits[name]) for name in groups},

@@ -55,8 +55,8 @@ def join_folders(
         named = {folder: manifest.classes for folder, manifest in manifests.items()}
         classes = next(iter(named.values()))
         if len(set(named.values())) > 1:
-            every = [name for own in named.values() for name in own]
-            numbers = {folder: number_labels(own, every)[0] for folder, own in named.items()}
+            every = [name for names in named.values() for name in names]
+            numbers = {folder: number_labels(names, every)[0] for folder, names in named.items()}
             classes = number_labels([], every)[1]
     fields: dict[str, object] = {}
     if all(manifest.splits for manifest in manifests.values()):

@@ -83,18 +83,18 @@ def _images_of(
     names = [_name(place, root) for place in places]
     missing = np.flatnonzero(sizes < 0).tolist()
     check_missing([str(places[k]) for k in missing], len(rows), options.skip_missing, root=root)
-    there = np.flatnonzero(sizes >= 0).tolist()
-    kept = [places[k] for k in there]
-    labels, classes = number_labels([rows[k][1] for k in there], all_labels)
+    present = np.flatnonzero(sizes >= 0).tolist()
+    kept = [places[k] for k in present]
+    labels, classes = number_labels([rows[k][1] for k in present], all_labels)
     cells = {}
     if table is not None:
-        table = table.take(there)
+        table = table.take(present)
         cells = {name: table.column(name) for name in table.column_names}
     files = [place for place in kept if isinstance(place, Path)]
     return Images(
-        names=[names[k] for k in there],
+        names=[names[k] for k in present],
         labels=labels,
-        sizes=sizes[there],
+        sizes=sizes[present],
         classes=classes,
         read=lambda number: read_place(kept[number]),
         missing=[names[k] for k in missing],
@@ -109,8 +109,8 @@ def _images_of(
 def missing_files(images: Mapping[str, Images]) -> list[Group]:
     """Count the files that a list names and that are not there, for the report."""
     tally = Tally()
-    for own in images.values():
-        for name in own.missing:
+    for split in images.values():
+        for name in split.missing:
             tally.add("files of the list that are not there", name)
     return tally.groups()
 
@@ -120,15 +120,15 @@ def listed_again(images: dict[str, Images]) -> dict[str, Images]:
 
     Such files are reported; those of two classes or splits are by `copies_across`, too.
     """
-    counts = Counter(name for own in images.values() for name in own.names)
+    counts = Counter(name for split in images.values() for name in split.names)
     again = [name for name, count in counts.items() if count > 1]
     if not again:
         return images
     kept = {}
-    for split, own in images.items():
-        files = numbered(own.names)
-        together = files if own.together is None else connected(files, own.together)
-        kept[split] = replace(own, together=together)
+    for key, split in images.items():
+        files = numbered(split.names)
+        together = files if split.together is None else connected(files, split.together)
+        kept[key] = replace(split, together=together)
     doubt = (
         "images that are listed several times, each time as a sample; drop the other rows: "
         f"{len(again):,}, such as {shown(min(again))}"
@@ -194,14 +194,14 @@ def listed_file(path: Place) -> Place:
             return each
         if not is_image(each):
             tried = [each.with_name(each.name + suffix) for suffix in (*SUFFIXES, *_UPPER)]
-            there = [file for file in tried if os.path.isfile(file)]
-            if len(there) > 1:
+            existing = [file for file in tried if os.path.isfile(file)]
+            if len(existing) > 1:
                 raise DataError(
-                    f"{each} is {there[0].name} or {there[1].name}: write the suffix into the "
-                    "list, or move the other one elsewhere"
+                    f"{each} is {existing[0].name} or {existing[1].name}: write the suffix into "
+                    "the list, or move the other one elsewhere"
                 )
-            if there:
-                return there[0]
+            if existing:
+                return existing[0]
     return path
 
 
@@ -255,8 +255,9 @@ def check_missing(
 def _other_case(path: Path) -> str:
     """Return that a file of this name but for its case is there; "" for none."""
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
-    found = next((file for file in beside if file.name.casefold() == path.name.casefold()), None)
-    return "" if found is None else f"; {found.name} is there: case counts, write it so"
+    name = path.name.casefold()
+    other_case = next((file for file in beside if file.name.casefold() == name), None)
+    return "" if other_case is None else f"; {other_case.name} is there: case counts, write it so"
 
 
 def _where_instead(path: Path, root: Path) -> str:

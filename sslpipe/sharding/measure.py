@@ -31,16 +31,16 @@ class Measured(NamedTuple):
 
 
 def measure(
-    shards: Sequence[Path], channels: Sequence[str], given: tuple[float, float] | None
+    shards: Sequence[Path], channels: Sequence[str], value_range: tuple[float, float] | None
 ) -> Measured:
     """Measure the images of some shards, arrays of one type.
 
-    `low` and `high` of a channel are `given`, or its PERCENTILES; where these are equal, its least
-    and largest value; of a constant channel `high` is above its value, which is said.
+    `low` and `high` of a channel are `value_range`, or its PERCENTILES; where these are equal, its
+    least and largest value; of a constant channel `high` is above its value, which is said.
 
     Raises: DataError where no image can be read, or their channels are others.
     """
-    values, dtype, count = _channel_values(shards, given)
+    values, dtype, count = _channel_values(shards, value_range)
     if len(values) != len(channels):
         raise DataError(
             f"images have {len(values)} channels, and --channels names {len(channels)}: "
@@ -51,12 +51,12 @@ def measure(
     highs: list[float] = []
     means: list[float] = []
     stds: list[float] = []
-    for name, own in zip(channels, values, strict=True):
-        least, most = own.ends((0, 100))
+    for name, channel_values in zip(channels, values, strict=True):
+        least, most = channel_values.ends((0, 100))
         if least == most:
             notes.append(f"channel {name} is constant: {least:g} in all of them")
-        low, high = given or _range_of(own, dtype)
-        mean, std = own.moments()
+        low, high = value_range or _range_of(channel_values, dtype)
+        mean, std = channel_values.moments()
         lows.append(low)
         highs.append(high)
         means.append(round((mean - low) / (high - low), 6))
@@ -109,7 +109,7 @@ class _Values:
 
 
 def _channel_values(
-    shards: Sequence[Path], given: tuple[float, float] | None
+    shards: Sequence[Path], value_range: tuple[float, float] | None
 ) -> tuple[list[_Values], Any, int]:
     """Return the values of each channel of some images, their type, and how many images.
 
@@ -134,7 +134,7 @@ def _channel_values(
             dtype = name
             if dtype not in get_args(Depth):
                 raise DataError(f"images of {dtype}; store {', '.join(get_args(Depth))}")
-            if dtype == "uint8" and given is not None:
+            if dtype == "uint8" and value_range is not None:
                 raise DataError("--range is for 16 bits and floats; 8 bits are 0 to 255")
             values = [_Values(pixels.dtype) for _ in range(pixels.shape[2])]
         if (name, pixels.shape[2]) != (dtype, len(values)):
@@ -142,8 +142,8 @@ def _channel_values(
                 f"an image of {counted(pixels.shape[2], 'channel')} of {name}, and others of "
                 f"{len(values)} of {dtype}: a data set has one type"
             )
-        for channel, own in enumerate(values):
-            own.add(pixels[:, :, channel])
+        for channel, channel_values in enumerate(values):
+            channel_values.add(pixels[:, :, channel])
     if not values:
         raise DataError("no image can be read to measure channels: KEY.npy of (h, w, C)")
     return values, dtype, count

@@ -181,11 +181,11 @@ def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(without_text(raw)), formats=formats)
     except UnidentifiedImageError:  # its text is the address of the bytes
-        said = looks_like(raw)
+        likeness = looks_like(raw)
         more = "; `sslpipe sensors build` reads other TIFFs" * (raw[:2] in (b"II", b"MM"))
-        if said.endswith("HEIC") and not READS_HEIC:
+        if likeness.endswith("HEIC") and not READS_HEIC:
             more = "; pip install pillow-heif reads it"
-        raise BadSample(f"not a readable image: {said}{more}") from None
+        raise BadSample(f"not a readable image: {likeness}{more}") from None
     check_size(*image.size)
     return image
 

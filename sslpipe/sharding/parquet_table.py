@@ -63,7 +63,7 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     or texts, which are the names.
     """
     root, files = _files_by_split(options)
-    groups = {split: [file.path for file in own] for split, own in files.items()}
+    groups = {split: [file.path for file in of_split] for split, of_split in files.items()}
     if not groups:
         raise DataError(f"{root} has no .parquet or .arrow file")
     chosen = {split: groups[split] for split in chosen_splits(options, groups, root)}
@@ -71,7 +71,7 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
     column = options.image_column if options.image_column != "path" else "image"
     tables = {split: _read_split(paths, column, options) for split, paths in chosen.items()}
     labels = _labels_by_split(root, groups, tables, options)
-    cells = {split: _ImageCells(own, column, root, split) for split, own in tables.items()}
+    cells = {split: _ImageCells(table, column, root, split) for split, table in tables.items()}
     all_texts = [name for each in labels.values() if isinstance(each, list) for name in each]
     images = {
         split: _images(
@@ -86,12 +86,13 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
         for split, table in tables.items()
     }
     of_files = {
-        split: own for split, own in images.items() if own.are_places and cells[split].is_listed
+        split: each for split, each in images.items() if each.are_places and cells[split].is_listed
     }
     images |= listed_again(of_files)
-    there = [*dict.fromkeys(name for paths in chosen.values() for name in _columns(paths[0]))]
-    read = {*image_columns(column, there), options.label_column, *options.fields}
-    skipped = [*missing_files(images), *unread_columns(there, read)]
+    firsts = [paths[0] for paths in chosen.values()]
+    column_names = [*dict.fromkeys(name for path in firsts for name in _columns(path))]
+    read = {*image_columns(column, column_names), options.label_column, *options.fields}
+    skipped = [*missing_files(images), *unread_columns(column_names, read)]
     return reported(images, skipped, missing_shards(chain.from_iterable(chosen.values())))
 
 
@@ -212,9 +213,9 @@ def _read_table(paths: list[Path], wanted: Mapping[str, str]) -> Any:
     columns = list(wanted)
     tables = []
     for path in paths:
-        there = _columns(path)
+        column_names = _columns(path)
         for name, option in wanted.items():
-            check_column(path, name, there, option)
+            check_column(path, name, column_names, option)
         try:
             if path.suffix == ".arrow":
                 table = _open_arrow(path).read_all().select(columns)
@@ -236,9 +237,9 @@ def _read_table(paths: list[Path], wanted: Mapping[str, str]) -> Any:
 
 def _read_split(paths: list[Path], column: str, options: SourceOptions) -> Any:
     """Read the columns that are needed of a split: one table, a row an image. Raises: DataError."""
-    there = _columns(paths[0])
-    columns = image_columns(column, there)
-    table = _read_table(paths, wanted_columns(options, columns, there))
+    column_names = _columns(paths[0])
+    columns = image_columns(column, column_names)
+    table = _read_table(paths, wanted_columns(options, columns, column_names))
     try:
         return a_row_an_image(table, columns, column)
     except pa.ArrowException as error:

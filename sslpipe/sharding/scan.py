@@ -234,13 +234,13 @@ def index_tar(
     scan = scan_tar(path, suffixes)
     if not scan.samples:
         wanted = "KEY.jpg, KEY.png or KEY.webp; images in KEY.npy need --channels NAME,..."
-        there = "; ".join(
+        contents = "; ".join(
             f"{each.what}{' ' * bool(each.kind)}{each.kind}: {each.count:,}"
             for each in scan.left_out
         )
         raise DataError(
             f"{path} has no member {wanted if suffixes == IMAGE_SUFFIXES else 'KEY.npy'}; it has: "
-            f"{there or 'nothing'}{''.join(f'; {line}' for line in unread(scan.left_out, path))}"
+            f"{contents or 'nothing'}{''.join(f'; {line}' for line in unread(scan.left_out, path))}"
         )
     rows = offset_rows(scan.samples)
     if numbers is not None:

@@ -214,8 +214,8 @@ def channel_rows(
             units = decode(raw.image, 2**16, image_type=kind)
         except BadSample:
             continue
-        for channel, own in enumerate(units):
-            places = np.clip(own.ravel() * (BINS / 256), 0, BINS - 1).astype(np.int64)
+        for channel, channel_units in enumerate(units):
+            places = np.clip(channel_units.ravel() * (BINS / 256), 0, BINS - 1).astype(np.int64)
             counts[channel] += np.bincount(places, minlength=BINS)
     rows = [("images", f"{counted(len(kind.channels), 'channel')} of {kind.dtype}; {kind.caption}")]
     for k, name in enumerate(kind.channels):

@@ -75,8 +75,8 @@ class Images:
 
     def class_names(self) -> set[str]:
         """Return the classes that have an image, by name; labels beyond the names have none."""
-        there = np.unique(self.labels[self.labels >= 0]).tolist()
-        return {self.classes[label] for label in there if label < len(self.classes)}
+        labels = np.unique(self.labels[self.labels >= 0]).tolist()
+        return {self.classes[label] for label in labels if label < len(self.classes)}
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,10 @@ def reported(
     images: Mapping[str, Images], left_out: Sequence[Group], doubts: Sequence[str] = ()
 ) -> dict[str, Images]:
     """Add what was left out of a source, and what looks like a slip: the first split has it."""
-    first, own = next(iter(images.items()))
-    own = replace(own, left_out=[*own.left_out, *left_out], doubts=[*own.doubts, *doubts])
-    return {**images, first: own}
+    key, first = next(iter(images.items()))
+    all_left_out = [*first.left_out, *left_out]
+    all_doubts = [*first.doubts, *doubts]
+    return {**images, key: replace(first, left_out=all_left_out, doubts=all_doubts)}
 
 
 def numbered(things: Sequence[Hashable]) -> NDArray[np.int64]:
@@ -185,8 +186,10 @@ def merged_classes(labels: Iterable[str | None]) -> list[str]:
         name = class_of(label)
         if name is not None and label is not None:
             by_class.setdefault(name, set()).add(label)
-    merged = [name for name, own in by_class.items() if len(own) > 1]
-    strange = [name for name, own in by_class.items() if any(readable(x) != x for x in own)]
+    merged = [name for name, spellings in by_class.items() if len(spellings) > 1]
+    strange = [
+        name for name, spellings in by_class.items() if any(readable(x) != x for x in spellings)
+    ]
     doubts = []
     if merged:
         doubts.append(
@@ -201,9 +204,9 @@ def merged_classes(labels: Iterable[str | None]) -> list[str]:
     return doubts
 
 
-def chosen_splits(options: SourceOptions, there: Iterable[str], where: object) -> list[str]:
+def chosen_splits(options: SourceOptions, splits: Iterable[str], where: object) -> list[str]:
     """Return the splits to read: the one of --split, or all. Raises: DataError."""
-    known = list(there)
+    known = list(splits)
     wanted = options.split
     if wanted is not None and wanted not in known:
         wanted = options.named_split

@@ -66,12 +66,12 @@ def missing_shards(files: Iterable[Path]) -> list[str]:
         if match := _SHARD.fullmatch(file.stem):
             numbers[file.parent, match["name"], match["total"] or ""].add(int(match["number"]))
     doubts = []
-    for (folder, name, total), there in numbers.items():
-        expected = int(total) if total else max(there) - min(there) + 1
-        are_shards = total or (min(there) <= 1 and expected < 2 * len(there))
-        if are_shards and len(there) < expected:
+    for (folder, name, total), present in numbers.items():
+        expected = int(total) if total else max(present) - min(present) + 1
+        are_shards = total or (min(present) <= 1 and expected < 2 * len(present))
+        if are_shards and len(present) < expected:
             doubts.append(
-                f"{len(there):,} of {expected:,} files {folder}/{name}NUMBER are there: the "
+                f"{len(present):,} of {expected:,} files {folder}/{name}NUMBER are there: the "
                 "images of the others are missing, unless they are left out on purpose"
             )
     return doubts
@@ -104,12 +104,12 @@ def read_splits(names: Iterable[str], where: str, only: str | None = None) -> di
     """
     names = sorted(names)
     parsed = {name: _parse(name) for name in names}
-    known = {name: found for name, found in parsed.items() if found is not None}
+    known = {name: parts for name, parts in parsed.items() if parts is not None}
     by_rest: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
-    for name, found in known.items():
-        by_rest[found.rest][name] = found.split
+    for name, parts in known.items():
+        by_rest[parts.rest][name] = parts.split
     # names that surely are splits: by themselves, or several that share their other words
-    sure = {name: found.split for name, found in known.items() if not found.rest}
+    sure = {name: parts.split for name, parts in known.items() if not parts.rest}
     for rest, splits in by_rest.items():
         if rest and len(set(splits.values())) > 1:
             sure |= splits
@@ -162,11 +162,11 @@ def names_like_splits(names: Iterable[str]) -> list[str]:
     One that only holds the word is a class: test_tube, bullet train.
     """
     parsed = {name: _parse(name) for name in names}
-    known = {name: found for name, found in parsed.items() if found and found.split in _SURE}
+    known = {name: parts for name, parts in parsed.items() if parts and parts.split in _SURE}
     splits = defaultdict[tuple[str, ...], set[str]](set)  # by the other words
-    for found in known.values():
-        splits[found.rest].add(found.split)
-    return [name for name, found in known.items() if not found.rest or len(splits[found.rest]) > 1]
+    for parts in known.values():
+        splits[parts.rest].add(parts.split)
+    return [name for name, parts in known.items() if not parts.rest or len(splits[parts.rest]) > 1]
 
 
 def _parse(name: str) -> SplitName | None:

@@ -14,16 +14,16 @@ from sslpipe.sharding.sources import PLACE, SourceOptions
 ROW = "row"  # column of the rows of several images, for [pairs]
 
 
-def image_columns(wanted: str, there: Sequence[str]) -> list[str]:
+def image_columns(wanted: str, column_names: Sequence[str]) -> list[str]:
     """Return the column of the images, or several, between which are commas: front,back."""
-    return [wanted] if wanted in there else [name.strip() for name in wanted.split(",")]
+    return [wanted] if wanted in column_names else [name.strip() for name in wanted.split(",")]
 
 
 def wanted_columns(
-    options: SourceOptions, images: Sequence[str], there: Sequence[str]
+    options: SourceOptions, images: Sequence[str], column_names: Sequence[str]
 ) -> dict[str, str]:
     """Return the columns to read, but for ROW, which rows of several images get; by option."""
-    is_added = len(images) > 1 and ROW not in there
+    is_added = len(images) > 1 and ROW not in column_names
     fields = [name for name in options.fields if not (is_added and name == ROW)]
     wanted = {name: "--columns" for name in fields}
     wanted |= dict.fromkeys(images, "--image-column")
@@ -32,9 +32,9 @@ def wanted_columns(
     return wanted
 
 
-def unread_columns(there: Sequence[str], read: Collection[str | None]) -> list[Group]:
+def unread_columns(names: Sequence[str], read: Collection[str | None]) -> list[Group]:
     """Count the columns, or keys of JSON, that are not among those read, for the report."""
-    others = [name for name in there if name not in read]
+    others = [name for name in names if name not in read]
     what = "columns that no option names"
     return [Group(what=what, count=len(others), example=others[0])] if others else []
 

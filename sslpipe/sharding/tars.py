@@ -78,11 +78,11 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
     if options.labels and not options.fields and all_labels == {None}:
         keys = _keys(every)
         has_texts = any(each.kind == ".txt" for tar in every for each in tar.scan.left_out)
-        there = ["there is KEY.txt"] if has_texts else []
-        there += [f"in their KEY.json is {', '.join(keys[:MOST_KEYS])}"] if keys else []
-        if there:
+        hints = ["there is KEY.txt"] if has_texts else []
+        hints += [f"in their KEY.json is {', '.join(keys[:MOST_KEYS])}"] if keys else []
+        if hints:
             doubts.append(
-                f"no image has a label; {', and '.join(there)}: name the classes with "
+                f"no image has a label; {', and '.join(hints)}: name the classes with "
                 "--label-column"
             )
     return reported(images, [*skipped, *unread_keys], doubts)
@@ -129,18 +129,18 @@ def _check_known(root: Path, tars: Sequence[_Tar], options: SourceOptions) -> No
     if not any(tar.scan.samples for tar in tars):
         raise DataError(f"{root}: its tars hold no image KEY.jpg, KEY.png, ..., KEY.tif")
     keys = _keys(tars)
-    there = f"in their KEY.json is: {', '.join(keys[:MOST_KEYS]) or 'nothing'}"
+    contents = f"in their KEY.json is: {', '.join(keys[:MOST_KEYS]) or 'nothing'}"
     column = options.label_column
     is_asked = options.labels and column != LABEL_COLUMN
     if is_asked and all(label is None for tar in tars for label in tar.labels):
         raise DataError(
             f"--label-column={column!r}: no sample has a member KEY.{column} or this key"
-            f"{did_you_mean(column, keys)}; {there}; or give --no-labels"
+            f"{did_you_mean(column, keys)}; {contents}; or give --no-labels"
         )
     for name in options.fields:
         if name not in keys:
             raise DataError(
-                f"--columns={name!r}: no sample has it{did_you_mean(name, keys)}; {there}"
+                f"--columns={name!r}: no sample has it{did_you_mean(name, keys)}; {contents}"
             )
 
 

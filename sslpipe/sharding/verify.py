@@ -96,16 +96,16 @@ def _verify_tar(index: DatasetIndex, split: str, shard: int, path: Path) -> list
     return faults
 
 
-def _describes(rows: NDArray[np.int64], there: NDArray[np.int64], renumbered: bool) -> bool:
+def _describes(rows: NDArray[np.int64], actual: NDArray[np.int64], renumbered: bool) -> bool:
     """Return whether a sidecar has the samples that are there, each with its label.
 
     With `renumbered` each label of the tar stands for one of the data set, as of joined folders.
     """
     if not renumbered:
-        return np.array_equal(rows, there)
-    if not np.array_equal(rows[:, :2], there[:, :2]):
+        return np.array_equal(rows, actual)
+    if not np.array_equal(rows[:, :2], actual[:, :2]):
         return False
-    pairs = np.unique(np.stack([rows[:, 2], there[:, 2]]), axis=1)  # (2, pairs)
+    pairs = np.unique(np.stack([rows[:, 2], actual[:, 2]]), axis=1)  # (2, pairs)
     unlabelled = pairs < 0
     is_one_to_one = all(len(np.unique(each)) == len(each) for each in pairs)
     return is_one_to_one and bool((unlabelled[0] == unlabelled[1]).all())

@@ -73,8 +73,8 @@ def walk(
         folder = (links if is_link else real).popleft()
         try:
             identity = _identity(folder)
-            with os.scandir(folder) as found:
-                children = sorted(found, key=lambda child: child.name)
+            with os.scandir(folder) as entries_of_folder:
+                children = sorted(entries_of_folder, key=lambda child: child.name)
         except OSError as error:
             reason = f"folders that cannot be opened ({error.strerror})"
             entries.append(Entry(folder, reason, is_absent=True))
@@ -166,11 +166,11 @@ def fetch_hint(path: Path) -> str:
 
 def links_to_same(images: list[Entry]) -> set[Path]:
     """Return the links to a file that is read under another name."""
-    there = [entry for entry in images if not entry.is_absent]
-    links = [entry.path for entry in there if entry.is_link]
+    present = [entry for entry in images if not entry.is_absent]
+    links = [entry.path for entry in present if entry.is_link]
     if not links:
         return set()
-    seen = {_identity(entry.path) for entry in there if not entry.is_link}
+    seen = {_identity(entry.path) for entry in present if not entry.is_link}
     doubled = set()
     for path in links:
         identity = _identity(path)

@@ -90,9 +90,9 @@ class Cut:
                 f"--split-by={self.split_by!r} needs --test-fraction, the share that is cut"
             )
 
-    def splits(self, there: Iterable[str]) -> list[str]:
+    def splits(self, source_splits: Iterable[str]) -> list[str]:
         """Return the names of the splits that those of a source become."""
-        names = [*there, "test"] if self.test_fraction else [*there]
+        names = [*source_splits, "test"] if self.test_fraction else [*source_splits]
         return names + [f"{name}{UNSEEN}" for name in names if self.unseen_classes]
 
 
@@ -208,7 +208,7 @@ def _describe_groups(splits: Mapping[str, SplitImages], by: str) -> list[str]:
     columns = next(iter(splits.values())).columns
     if by in columns.column_names and pa.types.is_string(columns.column(by).type):
         values = columns.column(by).unique().drop_null().to_pylist()
-        alike = [" and ".join(map(shown, own)) for own in alike_names(values)]
+        alike = [" and ".join(map(shown, spellings)) for spellings in alike_names(values)]
         if alike:
             lines.append(
                 f"look at this: values of {by} that differ by {OVERLOOKED} are {by}s of their "
@@ -227,9 +227,10 @@ def series_doubts(images: Images) -> list[str]:
         if match := _NUMBERED.fullmatch(name):
             numbers[match["series"]].append(int(match["number"]))
     sizes = {
-        series: len(own)
-        for series, own in numbers.items()
-        if len(own) >= LEAST_OF_SERIES and max(own) - min(own) < SPARSEST_SERIES * len(own)
+        series: len(frames)
+        for series, frames in numbers.items()
+        if len(frames) >= LEAST_OF_SERIES
+        and max(frames) - min(frames) < SPARSEST_SERIES * len(frames)
     }
     classes = images.class_names()
     folders = {name.rpartition("/")[0] for name in images.names}

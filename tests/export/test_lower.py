@@ -56,7 +56,7 @@ def lowered(tmp_path_factory, images):
         data=images.index,
         split="train",
         least_equal=0,
-        found=found.__setitem__,
+        on_agreement=found.__setitem__,
     )
     return model, out, written, found
 
@@ -122,7 +122,7 @@ def test_int8_of_a_flattened_backbone_is_proved_by_the_flattened_rows(tmp_path, 
         data=images.index,
         split="train",
         least_equal=0,
-        found=found.__setitem__,
+        on_agreement=found.__setitem__,
     )
     actual = OnnxSession(written[INT8])(views)
     expected = fitted.apply(rows.features)  # (80, 5)
