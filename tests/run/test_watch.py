@@ -130,12 +130,23 @@ def test_ruin_is_undone_at_the_size_of_the_source(data, start, tmp_path, module)
 
 
 @pytest.mark.promise(15)
-def test_without_labels_a_tenth_is_held_out_and_found_by_the_other_view(start, tmp_path):
+def test_without_labels_images_are_held_out_and_found_by_the_other_view(start, tmp_path):
     data = load_index(write_dataset(tmp_path / "data", (24,) * 8, labelled=False))
     state = run_of(runs, recipe_of(tmp_path, runs), data, tmp_path / "run", start)
     recipe = state.identity.recipe
-    assert (recipe["data"]["holdout"], recipe["data"]["holdout_from"]) == (19, "all")
+    assert (recipe["data"]["holdout"], recipe["data"]["holdout_from"]) == (48, "all")
     assert state.best.measure == "holdout_view_recall"
+
+
+@pytest.mark.promise(15)
+@pytest.mark.parametrize(("batch_size", "held"), [(144, 48), (160, 19)])
+def test_of_few_images_a_quarter_is_held_out_where_that_leaves_a_batch(
+    data, start, tmp_path, batch_size, held
+):
+    recipe = recipe_of(tmp_path, runs, f"data.batch_size={batch_size}")
+    plan = Pretraining.make(recipe, data, open_init(recipe, start))
+    assert plan.recipe.data.holdout == held
+    assert plan.recipe.data.batch_size == batch_size
 
 
 @pytest.mark.parametrize("neighbours", [0, 3])
