@@ -205,6 +205,13 @@ def _measure(
             options[key] = _codes((train, test), key, column)
     bank = train.rows
     queries = test.rows
+    if name in LEARNS_FROM_TRAIN:
+        unknown = int((~torch.isin(queries.labels, bank.labels)).sum())
+        if 0 < unknown < len(queries.labels):
+            say_once(
+                f"{unknown:,} of {len(queries.labels):,} queries are of classes that {files.train} "
+                "lacks: they count as wrong"
+            )
     if name in (*LEARNS_FROM_TRAIN, "retrieval") and not any(options.get(c) for c in COLUMNS):
         check_apart(bank, queries, exclude_same_id=options.get("exclude_same_id", False))
     power = files.whiten_power

@@ -214,14 +214,15 @@ def after_embed(files: Mapping[str, Path], model: Path, data: str, index: "Datas
     """Measure features by the labels of their splits, where these have any; else search them."""
     from sslpipe.data.subsets import with_a_partner
 
-    labelled = {
-        split: file for split, file in files.items() if with_a_partner(index.split(split).labels)
-    }
-    if "train" in labelled and len(labelled) > 1:
-        test = next(file for split, file in labelled.items() if split != "train")
-        say_next(["evaluate", "knn", labelled["train"], test])
+    labels = {split: index.split(split).labels for split in files}
+    labelled = [split for split in files if with_a_partner(labels[split])]
+    tests = [split for split in labelled if split != "train"]
+    # of classes that train has; kNN can find no others
+    known = [split for split in tests if {*labels[split]} & {*labels.get("train", ())} - {-1}]
+    if known:
+        say_next(["evaluate", "knn", files["train"], files[known[0]]])
     elif labelled:
-        (file, *_) = labelled.values()
+        file = files[[*tests, *labelled][0]]
         say_next(["evaluate", "retrieval", file, file, "--exclude-same-id"])
     elif "search" in NEXT:
         (file, *_) = files.values()

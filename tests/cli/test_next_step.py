@@ -11,6 +11,7 @@ from sslpipe.api import plan_from
 from sslpipe.cli import next_step
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
+from sslpipe.export.write import export_backbone
 from sslpipe.recipe.reading import labelled_recipes, load_recipe
 from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import trained
@@ -191,6 +192,16 @@ def test_labels_are_the_other_way_where_no_setting_is_lost(call, monkeypatch, tm
     parsed(*shlex.split(line)[1:])
     # a fine-tuning takes no data.keep, so it would train on the duplicates that were just found
     assert not labelled("my data", "data.keep=duplicate_group first")
+
+
+def test_features_of_new_classes_are_searched_in_themselves(follow, tmp_path):
+    write_photos(tmp_path / "photos")
+    follow("sslpipe shards build data --root photos --split-by class --test-fraction 0.5")
+    export_backbone(trained(), tmp_path / "own")
+    out = "--split train --split test --out '{split}.safetensors'"
+    line = follow(f"sslpipe embed own --data data {out}")
+    assert line == "sslpipe evaluate retrieval test.safetensors test.safetensors --exclude-same-id"
+    assert follow(line) is None
 
 
 def test_a_training_without_labelled_test_images_is_shown(follow, tmp_path):

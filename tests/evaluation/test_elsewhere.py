@@ -83,6 +83,22 @@ def test_rows_of_zeros_are_said(tmp_path, call):
     assert f"{files[0]}:" not in errors
 
 
+def test_queries_that_cannot_be_right_are_counted(tmp_path, call):
+    """A table of products has grown: of twelve queries three are of a class that the bank lacks."""
+    labels = np.arange(12) % 4
+    known = labels < 3
+    np.savez(tmp_path / "bank.npz", features=np.eye(4)[labels[known]], labels=labels[known])
+    np.savez(tmp_path / "new.npz", features=np.eye(4)[labels] + 0.1, labels=labels)
+    files = [tmp_path / "bank.npz", tmp_path / "new.npz"]
+    for command, *more in (["knn", "--k", 1], ["few-shot", "--labels-per-class", 2, "--k", 1]):
+        out, errors = call("evaluate", command, *files, *more)
+        assert "75.0 [" in out
+        assert (
+            f"3 of 12 queries are of classes that {files[0]} lacks: they count as wrong" in errors
+        )
+    assert "lacks" not in call("evaluate", "retrieval", *files)[1]  # it skips them
+
+
 @pytest.mark.parametrize("kind", [np.int16, np.uint8, np.int64])
 def test_labels_and_ids_beside_the_features_are_kept(tmp_path, kind):
     labels = np.arange(12).astype(kind) % 3
