@@ -23,7 +23,7 @@ from sslpipe.api import train
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.holdout import as_overrides, untrained_ids
 from sslpipe.data.index import DatasetIndex, load_index
-from sslpipe.data.subsets import suggest_holdout
+from sslpipe.data.subsets import FEW_HELD_OUT, suggest_holdout
 from sslpipe.evaluation.embed import Embeddings, EmbedOptions, embed
 from sslpipe.evaluation.feature_files import save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
@@ -207,7 +207,7 @@ def read_recipe(place: Place, job: Job, index: DatasetIndex) -> Recipe | Finetun
     if start == RANDOM:
         own += [*QUIET[:-1], f"optim.warmup_steps={job.steps // 10}"]  # a tenth, as the recipe's
     else:
-        own += as_overrides(suggest_holdout(split.labels)[0]).split()
+        own += as_overrides(suggest_holdout(split.labels, FEW_HELD_OUT)[0]).split()
         own += [f"run.monitor_steps={min(50, max(1, job.steps // 4))}"]
     facts = {"IMAGES": str(len(split)), "TEACHER": f"'{teacher_file(place, job.name)}'"}
     for text in METHODS.get(job.method, ("", ()))[1]:

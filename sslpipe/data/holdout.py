@@ -51,21 +51,17 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
     )
 
 
-def suggested_holdout(recipe: Recipe, split: Split) -> tuple[HoldoutSettings, bool]:
+def suggested_holdout(recipe: Recipe, split: Split, few: int = 0) -> tuple[HoldoutSettings, bool]:
     """Return settings that hold out about a tenth, and whether kNN can then be scored.
 
-    Of few images more, where that leaves a batch. What the recipe says of how images are held out
-    stays.
+    What the recipe says of how images are held out stays. `few` is that of `suggest_holdout`.
     """
     if len(split) > MOST_READ:
         return {"holdout": MOST_HOLDOUT}, True
-    suggested = [suggest_holdout(split.labels, few) for few in (FEW_HELD_OUT, 0)]
+    settings, scores_knn = suggest_holdout(split.labels, few)
     if recipe.data.holdout_by is not None:
-        suggested = [({"holdout": settings["holdout"]}, knn) for settings, knn in suggested]
-    more, tenth = suggested
-    if more != tenth and _left(recipe, split, more[0]) < recipe.data.batch_size:
-        return tenth
-    return more
+        settings = {"holdout": settings["holdout"]}
+    return settings, scores_knn
 
 
 def fitting(settings: HoldoutSettings, recipe: Recipe, split: Split) -> HoldoutSettings:
@@ -96,13 +92,20 @@ def as_overrides(settings: HoldoutSettings) -> str:
 
 
 def with_holdout(recipe: Recipe, split: Split) -> Recipe:
-    """Return the recipe with data.holdout as a number: see `suggested_holdout`; without weights 0.
+    """Return the recipe with data.holdout as a number: 0, but a tenth in a run from weights.
 
-    The recipe knows its weights already, see `sslpipe.export.start.with_init`.
+    Of few images FEW_HELD_OUT or a fifth, where that leaves a batch. The recipe knows its weights
+    already, see `sslpipe.export.start.with_init`.
     """
     if recipe.data.holdout is not None:
         return recipe
-    settings = suggested_holdout(recipe, split)[0] if recipe.init else {"holdout": 0}
+    settings: HoldoutSettings = {"holdout": 0}
+    if recipe.init:
+        settings = suggested_holdout(recipe, split)[0]
+        more = suggested_holdout(recipe, split, FEW_HELD_OUT)[0]
+        least = max(recipe.data.batch_size, (1 - MOST_HELD_OUT) * len(split))
+        if more != settings and _left(recipe, split, more) >= least:
+            settings = more
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=settings)})
 
 

@@ -14,7 +14,7 @@ _HOLDOUT = 4
 _GROUPS = 5
 _CLASSES = 6
 
-FEW_HELD_OUT = 100  # of few images so many are held out, if that is at most a quarter
+FEW_HELD_OUT = 100  # of few images so many are held out: a tenth tells no gain from luck
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
@@ -78,7 +78,7 @@ def has_a_partner(labels: Integers) -> Booleans:
     return has_two
 
 
-def suggest_holdout(labels: Integers, few: int = FEW_HELD_OUT) -> tuple[HoldoutSettings, bool]:
+def suggest_holdout(labels: Integers, few: int = 0) -> tuple[HoldoutSettings, bool]:
     """Suggest settings that hold out about a tenth, at most 2,000, so that kNN can be scored.
 
     Such a slice has two classes or more, and most of its samples have a partner. Whole classes are
@@ -86,8 +86,7 @@ def suggest_holdout(labels: Integers, few: int = FEW_HELD_OUT) -> tuple[HoldoutS
 
     Args:
         labels: (N,) int64, the whole split's, -1 without.
-        few: Of few images so many are held out, if that is at most a quarter: a tenth of them
-            tells no gain from luck.
+        few: So many, or a fifth, where a tenth is less.
 
     Returns:
         The settings, and whether kNN can be scored there: not with a single class, nor where each
@@ -102,7 +101,7 @@ def suggest_holdout(labels: Integers, few: int = FEW_HELD_OUT) -> tuple[HoldoutS
     scores_knn = len(sizes) > 1 and sizes.max() > 1
     if total < 4:
         return {"holdout": 0}, False
-    wanted = min(max(2, total // 10, min(few, total // 4)), 2000)
+    wanted = min(max(2, total // 10, min(few, total // 5)), 2000)
     # of each class its share
     shares = np.round(wanted * sizes / total)
     if (shares > 0).sum() > 1 and max(wanted, shares.sum()) <= 2 * shares[shares > 1].sum():

@@ -41,7 +41,7 @@ class Data(RunData):
     holdout: NonNegative | None = None
     """Samples of the split held out from training, for evaluations during the run; not set: a
     tenth, at most 2,000, in a run from weights (with labels or without), of fewer than 1,000 images
-    100 or a quarter; else none. Of 100 images kNN is known to about 10 points, of 1,000 to 3, and
+    100 or a fifth; else none. Of 100 images kNN is known to about 10 points, of 1,000 to 3, and
     what is held out teaches nothing."""
     holdout_by: str | None = None
     """A column, such as patient, whose groups data.holdout takes whole or not at all; then it is

@@ -26,50 +26,37 @@ def test_the_holdout_is_stratified_fixed_and_never_unlabelled():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "settings", "scores_knn"),
+    ("sizes", "few", "settings", "scores_knn"),
     [
-        ([600, 300, 100], {"holdout": 100}, True),
-        ([60_000], {"holdout": 2000}, False),
-        ([3] * 490, {"holdout": 147, "holdout_by": "class"}, True),
-        ([4] * 490, {"holdout": 196, "holdout_by": "class"}, True),
-        ([1000] + [2] * 500, {"holdout": 200, "holdout_by": "class"}, True),
-        ([200] * 4, {"holdout": 100}, True),  # of few images 100
-        ([100] * 3, {"holdout": 75}, True),  # of fewer a quarter
-        ([1] * 500, {"holdout": 100, "holdout_by": "class"}, False),
-        ([6, 6], {"holdout": 3}, True),
-        ([4, 4], {"holdout": 3}, True),  # half of them, and no more
-        ([1, 1, 1], {"holdout": 0}, False),
-        ([], {"holdout": 62, "holdout_from": "all"}, False),
+        ([600, 300, 100], 0, {"holdout": 100}, True),
+        ([60_000], 0, {"holdout": 2000}, False),
+        ([3] * 490, 0, {"holdout": 147, "holdout_by": "class"}, True),
+        ([4] * 490, 0, {"holdout": 196, "holdout_by": "class"}, True),
+        ([1] * 500, 0, {"holdout": 50, "holdout_by": "class"}, False),
+        ([1000] + [2] * 500, 0, {"holdout": 200, "holdout_by": "class"}, True),
+        ([6, 6], 0, {"holdout": 3}, True),
+        ([4, 4], 0, {"holdout": 3}, True),  # half of them, and no more
+        # 8 of 20 had a partner
+        ([80] + [10] * 12, 0, {"holdout": 20, "holdout_by": "class"}, True),
+        ([1, 1, 1], 0, {"holdout": 0}, False),
+        ([], 0, {"holdout": 25, "holdout_from": "all"}, False),
+        ([300] * 4, 100, {"holdout": 120}, True),  # a tenth is more
+        ([200] * 4, 100, {"holdout": 100}, True),
+        ([100] * 4, 100, {"holdout": 80}, True),  # a fifth
+        ([4] * 50, 100, {"holdout": 40, "holdout_by": "class"}, True),
+        ([], 100, {"holdout": 50, "holdout_from": "all"}, False),
     ],
 )
-def test_the_suggested_holdout_is_about_a_tenth_and_has_neighbours(sizes, settings, scores_knn):
+def test_the_suggested_holdout_is_about_a_tenth_and_has_neighbours(
+    sizes, few, settings, scores_knn
+):
     labels = np.repeat(np.arange(len(sizes)), sizes) if sizes else np.full(250, -1)
-    assert suggest_holdout(labels) == (settings, scores_knn)
-    check_suggested(labels, settings, scores_knn)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "settings", "scores_knn"),
-    [
-        ([200] * 4, {"holdout": 80}, True),
-        ([1] * 500, {"holdout": 50, "holdout_by": "class"}, False),
-        ([80] + [10] * 12, {"holdout": 20, "holdout_by": "class"}, True),  # 8 of 20 had a partner
-        ([], {"holdout": 25, "holdout_from": "all"}, False),
-    ],
-)
-def test_of_few_images_a_tenth_is_held_out_where_no_more_can_be(sizes, settings, scores_knn):
-    labels = np.repeat(np.arange(len(sizes)), sizes) if sizes else np.full(250, -1)
-    assert suggest_holdout(labels, few=0) == (settings, scores_knn)
-    check_suggested(labels, settings, scores_knn)
-
-
-def check_suggested(labels, settings, scores_knn):
-    """What the settings hold out is about as much as they say, with neighbours, of whole groups."""
+    assert suggest_holdout(labels, few) == (settings, scores_knn)
     count = settings["holdout"]
     if not count:
         return
     groups = class_groups(labels) if "holdout_by" in settings else None
-    taken = held_out(labels if (labels >= 0).any() else labels + 1, count, groups)
+    taken = held_out(labels if sizes else labels + 1, count, groups)
     assert count / 2 <= len(taken) <= 2 * count
     assert scores_knn == (with_a_partner(labels[taken]) > 0 and len(np.unique(labels[taken])) > 1)
     if "holdout_by" in settings:

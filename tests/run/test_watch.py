@@ -134,13 +134,13 @@ def test_without_labels_images_are_held_out_and_found_by_the_other_view(start, t
     data = load_index(write_dataset(tmp_path / "data", (24,) * 8, labelled=False))
     state = run_of(runs, recipe_of(tmp_path, runs), data, tmp_path / "run", start)
     recipe = state.identity.recipe
-    assert (recipe["data"]["holdout"], recipe["data"]["holdout_from"]) == (48, "all")
+    assert (recipe["data"]["holdout"], recipe["data"]["holdout_from"]) == (38, "all")
     assert state.best.measure == "holdout_view_recall"
 
 
 @pytest.mark.promise(15)
-@pytest.mark.parametrize(("batch_size", "held"), [(144, 48), (160, 19)])
-def test_of_few_images_a_quarter_is_held_out_where_that_leaves_a_batch(
+@pytest.mark.parametrize(("batch_size", "held"), [(128, 38), (160, 19)])
+def test_of_few_images_a_fifth_is_held_out_where_that_leaves_a_batch(
     data, start, tmp_path, batch_size, held
 ):
     recipe = recipe_of(tmp_path, runs, f"data.batch_size={batch_size}")
