@@ -28,7 +28,7 @@ from sslpipe.data.holdout import (
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.pairing import pairing_warnings, plan_pairs
-from sslpipe.errors import RecipeError
+from sslpipe.errors import RecipeError, counted
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start, with_init
@@ -167,8 +167,8 @@ class Pretraining(RecipePlan[Parts], PretrainingPlan[Parts]):
         )
 
     def describe(self) -> str:
-        steps = self.order.steps_per_epoch
-        size = f"{self.order.samples} images, {steps} step{'s' * (steps != 1)} an epoch"
+        images = counted(self.order.samples, "image")
+        size = f"{images}, {counted(self.order.steps_per_epoch, 'step')} an epoch"
         if self.start.weights is None:
             return size
         return f"{size}; {self.start.describe(self.recipe.tune)}"

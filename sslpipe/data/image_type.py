@@ -21,6 +21,8 @@ from pydantic import (
     model_validator,
 )
 
+from sslpipe.errors import counted
+
 Depth = Literal["uint8", "uint16", "float32"]
 MOST_CHANNELS = 64
 ChannelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$")]
@@ -107,10 +109,9 @@ class ImageType(BaseModel):
 
     def __str__(self) -> str:
         """Describe it in words, for messages."""
-        count = len(self.channels)
-        plural = "s" * (count > 1)
+        channels = counted(len(self.channels), "channel")
         on = "" if self.background is None else f" on {hex_colour(self.background)}"
-        return f"{self.dtype} in {count} channel{plural} ({', '.join(self.channels)}){on}"
+        return f"{self.dtype} in {channels} ({', '.join(self.channels)}){on}"
 
     def on(self, background: Colour | None) -> "ImageType":
         """Return the same type on another background."""

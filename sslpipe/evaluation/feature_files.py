@@ -44,7 +44,7 @@ def save_embeddings(path: str | Path, embeddings: Embeddings, facts: dict[str, A
     tensors = {name: tensor.contiguous() for name, tensor in columns.items()}
     text = json_text(dict(sorted(facts.items())))
     # a tensor: metadata of two entries would be written in an order that changes
-    tensors[CHECKSUM] = torch.tensor([*content_sha256(tensors, text)], dtype=torch.uint8)
+    tensors[CHECKSUM] = checksum_of(tensors, text)
     with replacing(path) as temporary:
         if path.suffix == ".npz":
             with temporary.open("wb") as file:
@@ -97,8 +97,8 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     if missing or text is None:
         write = "write one with `sslpipe embed`"
         raise DataError(f"{path} holds no embeddings (no {missing or 'facts'}); {write}")
-    checksum = tensors.pop(CHECKSUM, None)
-    if checksum is None or checksum.tolist() != [*content_sha256(tensors, text)]:
+    stored = tensors.pop(CHECKSUM, None)
+    if stored is None or stored.tolist() != checksum_of(tensors, text).tolist():
         raise DataError(f"{path} is damaged: its sha256 is another one; embed again")
     return Embeddings(*(tensors[name] for name in Embeddings._fields)), parse_object(text)
 
@@ -135,11 +135,11 @@ def check_comparable(train: dict[str, Any], test: dict[str, Any]) -> None:
             )
 
 
-def content_sha256(tensors: Mapping[str, Tensor], facts: str) -> bytes:
-    """Compute a sha256 over the facts and the tensors' names, types, shapes and bytes."""
+def checksum_of(tensors: Mapping[str, Tensor], facts: str) -> Tensor:
+    """Compute the sha256, (32,) uint8, of facts and of tensors' names, types, shapes and bytes."""
     state = hashlib.sha256(facts.encode("utf-8", "surrogatepass"))
     hash_tensors(state, tensors)
-    return state.digest()
+    return torch.tensor([*state.digest()], dtype=torch.uint8)
 
 
 _NAMES = frozenset({*Embeddings._fields, CHECKSUM})

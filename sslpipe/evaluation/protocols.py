@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sslpipe.arguments import Progress
 from sslpipe.data.subsets import has_a_partner
-from sslpipe.errors import DataError, listed
+from sslpipe.errors import DataError, counted, listed
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.flatten import choose_power
@@ -91,7 +91,7 @@ class Protocols:
         if known:
             self._parts.append(self._knn())
             for n in (*LABELS_PER_CLASS, *FEWER_LABELS):
-                if self._measurable(n, f"kNN, {n} label{'s' * (n > 1)} per class"):
+                if self._measurable(n, f"kNN, {counted(n, 'label')} per class"):
                     self._parts.append(self._few_shot(n))
         self._parts += _inside_test(first[1], left_out)
         if known and self._measurable(LEAST_PROBED, "linear probes"):

@@ -14,6 +14,7 @@ from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.order import ORDER_VERSION
 from sslpipe.data.subsets import with_a_partner
+from sslpipe.errors import counted
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start, with_init
@@ -138,10 +139,11 @@ class Finetuning(RecipePlan[FinetuningParts]):
 
     def describe(self) -> str:
         order = self.order
-        steps = order.steps_per_epoch
+        images = counted(order.samples, "image")
+        classes = counted(len(order.classes), "class")
+        steps = counted(order.steps_per_epoch, "step")
         return (
-            f"{order.samples} images of {len(order.classes)} classes, {steps} "
-            f"step{'s' * (steps != 1)} an epoch of {order.batch_size} images; "
+            f"{images} of {classes}, {steps} an epoch of {counted(order.batch_size, 'image')}; "
             f"{self.start.describe(self.recipe.tune)}"
         )
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from sslpipe.arguments import checked
 from sslpipe.errors import DataError, UserError, did_you_mean
 from sslpipe.evaluation.array_rows import as_tensor
-from sslpipe.evaluation.feature_files import CHECKSUM, UNREADABLE, content_sha256
+from sslpipe.evaluation.feature_files import CHECKSUM, UNREADABLE, checksum_of
 from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units, nearest
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.files import Finite, Stored, json_text, parse_json
@@ -260,7 +260,7 @@ class Gallery:
         tensors = {"embeddings": self._embeddings, "owner": self._owner}
         text = json_text(about)
         tensors |= {} if self.flattening is None else self.flattening._asdict()
-        tensors[CHECKSUM] = torch.tensor([*content_sha256(tensors, text)], dtype=torch.uint8)
+        tensors[CHECKSUM] = checksum_of(tensors, text)
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata={"gallery": text})
 
@@ -277,8 +277,8 @@ class Gallery:
             with safetensors.safe_open(str(path), framework="pt") as file:
                 text = (file.metadata() or {})["gallery"]
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            checksum = tensors.pop(CHECKSUM)
-            if checksum.tolist() != [*content_sha256(tensors, text)]:
+            stored = tensors.pop(CHECKSUM)
+            if stored.tolist() != checksum_of(tensors, text).tolist():
                 raise DataError(
                     f"{path} is damaged: its sha256 is another one; copy it again, or enrol anew"
                 )

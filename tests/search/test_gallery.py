@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.feature_files import CHECKSUM, content_sha256
+from sslpipe.evaluation.feature_files import CHECKSUM, checksum_of
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.search.gallery import (
     Gallery,
@@ -46,7 +46,7 @@ def content(path):
 
 
 def write(path, tensors, text):
-    seal = torch.tensor([*content_sha256(tensors, text)], dtype=torch.uint8)
+    seal = checksum_of(tensors, text)
     save_file({**tensors, CHECKSUM: seal}, path, metadata={"gallery": text})
 
 
