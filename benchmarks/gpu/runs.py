@@ -135,7 +135,7 @@ def mobile_training(bench: Bench) -> Training:
         torch.save(timm.create_model(MOBILE).state_dict(), file)
         init = open_init(read_recipe("adapt_mobile", []), f"timm/{MOBILE}@{file}")
     own = [text for text in overrides if not text.startswith(("backbone", "optim.warmup"))]
-    own += ["data.holdout_from='labelled'", "run.keep='last'"]
+    own += ["data.holdout_from='labelled'", "run.keep='last'", "run.patience=0"]
     data = _data(bench, (128, 128), 2048)
     return Training("adapt_mobile", data, tuple(own), bench.size(25, 1), init)
 
