@@ -363,10 +363,10 @@ def write_report(
 
     say = say or (lambda text: None)
     stage = stage or (lambda text: None)
-    given = run_dirs if isinstance(run_dirs, list | tuple) else [run_dirs]
-    if not given:
+    sources = run_dirs if isinstance(run_dirs, list | tuple) else [run_dirs]
+    if not sources:
         raise UserError("a report needs a run; name one or more")
-    folders = [as_path(each, "run_dirs") for each in given]
+    folders = [as_path(each, "run_dirs") for each in sources]
     if len(folders) > 1 and data is not None:
         raise UserError("--data is for the report of one run; leave it out")
     for number, each in enumerate(folders):

@@ -115,9 +115,9 @@ def _is_plain(hint: Any) -> bool:
     return hint in _WORDS
 
 
-def _check_names(function: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
+def _check_names(function: str, signature: inspect.Signature, arguments: Mapping[str, Any]) -> None:
     known = [name for name in signature.parameters if name != "self"]
-    for name in given:
+    for name in arguments:
         if name not in known:
             raise TypeError(
                 f"{function} takes no {name}{did_you_mean(name, known)}; it takes: "

@@ -140,9 +140,9 @@ def explain_file_error(error: OSError, path: str | Path | None = None) -> str:
 
 def lacks_memory(error: BaseException) -> bool:
     """Return whether an error is one of too little memory, of Python, of torch or of C++."""
-    said = isinstance(error, RuntimeError | OSError | SystemError | ImportError)
+    may_be = isinstance(error, RuntimeError | OSError | SystemError | ImportError)
     return isinstance(error, MemoryError) or (
-        said and any(words in str(error).lower() for words in _NO_MEMORY)
+        may_be and any(words in str(error).lower() for words in _NO_MEMORY)
     )
 
 

@@ -130,9 +130,9 @@ def run(*words: str) -> None:
     sys.exit(status)
 
 
-def _at_home(found: re.Match[str]) -> str:
+def _at_home(match: re.Match[str]) -> str:
     """Replace the ~ of --run-dir=~/runs, which a shell leaves as it is, by the user's folder."""
-    return (found[1] or "") + os.path.expanduser("~")
+    return (match[1] or "") + os.path.expanduser("~")
 
 
 def _run(words: list[str]) -> Any:
@@ -157,22 +157,22 @@ def _run(words: list[str]) -> Any:
             traceback.print_exc()
         return _refuse(str(error))
     except Exception as error:
-        said = None if trace else _not_the_programs_fault(error)
-        if said is None:
+        message = None if trace else _not_the_programs_fault(error)
+        if message is None:
             raise
-        return _refuse(said)
+        return _refuse(message)
 
 
 def _not_the_programs_fault(error: Exception) -> str | None:
     """Explain an error of a file system, of memory or of a lost process; None: it is another."""
     if (failed := file_error(error)) is not None:
         return explain_file_error(failed)
-    said = explain_lack_of_memory(error)
-    if said is None and os.environ.get("WORLD_SIZE", "1") != "1":
+    message = explain_lack_of_memory(error)
+    if message is None and os.environ.get("WORLD_SIZE", "1") != "1":
         from sslpipe.distributed import explain_lost_process
 
-        said = explain_lost_process(error)
-    return said
+        message = explain_lost_process(error)
+    return message
 
 
 def _explain_words(error: Any, words: list[str]) -> int:

@@ -152,7 +152,7 @@ def suite(
         )
         suite_output.print_report(report, out)
     if (Path(model) / "recipe.json").is_file():
-        own = Path(model) / "eval.json"
-        if out.resolve() != own.resolve():
-            say(f"the report and the export read {own}: copy {out} there")
+        run_file = Path(model) / "eval.json"
+        if out.resolve() != run_file.resolve():
+            say(f"the report and the export read {run_file}: copy {out} there")
         say_next(["report", model, "--data", data])

@@ -97,8 +97,8 @@ def print_results(title: str, results: Sequence[Result], prefix: str = "") -> No
     show("; ".join([title, *said_once]))
     print_table(table)
     for one in results:
-        for said in caveats(one.details):
-            show(f"{one.protocol}: {said}")
+        for caveat in caveats(one.details):
+            show(f"{one.protocol}: {caveat}")
 
 
 @dataclass(frozen=True)

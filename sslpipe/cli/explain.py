@@ -78,8 +78,8 @@ def explain_key(key: str) -> str | None:
         text = describe_key(model, key)
         if text is not None:
             texts.setdefault(text, []).append(kind)
-    said = (f"{key} ({' and '.join(kinds)})\n{text}" for text, kinds in texts.items())
-    return "\n\n".join(said) or None
+    entries = (f"{key} ({' and '.join(kinds)})\n{text}" for text, kinds in texts.items())
+    return "\n\n".join(entries) or None
 
 
 def meanings(section: str, kinds: Kinds) -> dict[str, list[str]]:

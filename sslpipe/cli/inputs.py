@@ -129,8 +129,8 @@ def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Pat
 
 def images_of(places: Iterable[Path], image_type: "ImageType | None" = None) -> list[Path]:
     """Replace folders by the images in them. Raises: UserError."""
-    found = ([path] if not path.is_dir() else find_images(path, image_type) for path in places)
-    return [path for paths in found for path in paths]
+    groups = ([path] if not path.is_dir() else find_images(path, image_type) for path in places)
+    return [path for paths in groups for path in paths]
 
 
 def find_named_images(
@@ -155,7 +155,7 @@ def find_named_images(
     for path in find_images(folder, image_type):
         parts = path.relative_to(folder).parts
         (loose if len(parts) == 1 else by_name[parts[0]]).append(path)
-    named = {name: own for name, own in by_name.items() if own}
+    named = {name: images for name, images in by_name.items() if images}
     if not named:
         raise UserError(f"the folders of {folder} hold no image; expected one a name")
     for name in names:
@@ -165,7 +165,7 @@ def find_named_images(
         some = listed(list(map(str, loose)), 1)
         say(f"skipped: {some}: not in a folder, so without a name")
     _doubt_names(folder, named, say)
-    return [(class_of(name) or name, path) for name, own in named.items() for path in own]
+    return [(class_of(name) or name, path) for name, images in named.items() for path in images]
 
 
 def _doubt_names(folder: Path, named: dict[str, list[Path]], say: Callable[[str], None]) -> None:
@@ -179,7 +179,7 @@ def _doubt_names(folder: Path, named: dict[str, list[Path]], say: Callable[[str]
             f"{min(named)}; give the folder of those who are in the images"
         )
     of_names = [folder / name for name in named]
-    deeper = {path.parent for own in named.values() for path in own}.difference(of_names)
+    deeper = {path.parent for images in named.values() for path in images}.difference(of_names)
     if deeper:
         say(
             f"look at this: folders in those of the names hold images, {len(deeper):,}, such as "

@@ -233,15 +233,15 @@ def _plain(task: str, total: int) -> Callable[[int], None]:
     done = 0
     started = time.monotonic()
     last = started
-    said = False
+    has_printed = False
 
     def advance(count: int) -> None:
-        nonlocal done, last, said
+        nonlocal done, last, has_printed
         with lock:
             done += count
-            if (said and done == total) or time.monotonic() - last > PLAIN_EVERY_S:
+            if (has_printed and done == total) or time.monotonic() - last > PLAIN_EVERY_S:
                 last = time.monotonic()
-                said = True
+                has_printed = True
                 left = (last - started) * (total - done) / max(1, done)
                 to_go = f", {clock(left)} left" if done < total else ""
                 say(f"{task}: {done}/{total}{to_go}")

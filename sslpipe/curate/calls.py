@@ -46,8 +46,8 @@ class Duplicates(NamedTuple):
         """Return how many samples are in groups, in words."""
         count = int((self.groups.group >= 0).sum())
         groups = counted(len(self.groups.sizes()), "group")
-        said = f"{count:,} are in {groups} of duplicates"
-        return f"{len(self.samples):,} samples: {said if count else 'no duplicates'}"
+        in_groups = f"{count:,} are in {groups} of duplicates" if count else "no duplicates"
+        return f"{len(self.samples):,} samples: {in_groups}"
 
     def table(self) -> list[dict[str, Any]]:
         """Return the rows of groups.csv: a sample of a group each, by group."""
@@ -115,11 +115,11 @@ def find_duplicates(
         with bar("read", sum(map(len, opened))) as advance:
             samples = scan(opened, num_workers=num_workers, on_bad=skipped, progress=advance)
         pictures = _pictures_of(samples, opened)
-    found = duplicates.find_duplicates(samples, progress=bar)
-    groups = group(found.pairs, len(samples))
+    duplicate_pairs = duplicates.find_duplicates(samples, progress=bar)
+    groups = group(duplicate_pairs.pairs, len(samples))
     if column and index is not None:
         duplicate_files.write_column(index.folder, samples, groups)
-    return Duplicates(samples, groups, found.doubt, pictures)
+    return Duplicates(samples, groups, duplicate_pairs.doubt, pictures)
 
 
 def _pictures_of(
@@ -166,10 +166,10 @@ def _scan_images(
         samples = scan_pictures(read())
     if not readable:
         raise DataError("images holds no image that can be decoded; give two or more")
-    given = [images[number] for number in readable]
+    pictures = [images[number] for number in readable]
     keys = [
         str(each) if isinstance(each, str | Path) else f"images[{number}]"
-        for number, each in zip(readable, given, strict=True)
+        for number, each in zip(readable, pictures, strict=True)
     ]
     ids = np.array(readable, np.int64)
     samples = replace(samples, splits=("images",), ids=ids, keys=keys)

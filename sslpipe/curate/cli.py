@@ -94,7 +94,7 @@ def duplicates(
     from sslpipe.curate.csv_files import write_table
     from sslpipe.sharding.show import save_sheet
 
-    found = find_duplicates(
+    duplicates = find_duplicates(
         index,
         split,
         column=column,
@@ -102,9 +102,9 @@ def duplicates(
         on_bad=report_bad,
         progress=progress,
     )
-    table = found.table()
+    table = duplicates.table()
     write_table(out / "groups.csv", table, duplicate_files.FIELDS)
-    sheet = found.sheet()
+    sheet = duplicates.sheet()
     if sheet is None:
         (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
     else:
@@ -116,9 +116,9 @@ def duplicates(
                 f"the column {duplicate_files.COLUMN} has other values than before: runs that "
                 "train by it and were started with the old ones cannot be resumed"
             )
-    for text in duplicate_files.shared_sentences(found.samples, found.groups):
+    for text in duplicate_files.shared_sentences(duplicates.samples, duplicates.groups):
         show(text)
-    show(found.summary() + f", listed in {out}" * bool(table))
+    show(duplicates.summary() + f", listed in {out}" * bool(table))
     after_a_look(data, *(["data.keep=duplicate_group first"] if column and table else []))
 
 
@@ -165,9 +165,9 @@ def outliers(
     if split is not None:
         write_atomically(out / "outliers.html", outlier_page(split, outliers))
     counts = Counter(one.reason for one in outliers)
-    said = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
     samples = len(opened.rows.ids) if split is None else len(split)
-    show(f"{out}: of {samples} samples{opened.of_split()}: {said}")
+    show(f"{out}: of {samples} samples{opened.of_split()}: {reasons}")
     words = ["--count", min(50, len(opened.rows.ids)), "--out", out.with_name("clusters")]
     say_next(["curate", "clusters", *embedded.words(), *words])
 

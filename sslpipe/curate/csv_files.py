@@ -40,8 +40,8 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
         text = f"cannot read the table {path}: {error}; save it as a CSV in UTF-8"
         raise DataError(text) from error
     if missing := ", ".join(name for name in columns if name not in known):
-        there = ", ".join(known) or "none"
-        raise DataError(f"{path} has no column {missing}; it has: {there}; separate them by commas")
+        names = ", ".join(known) or "none"
+        raise DataError(f"{path} has no column {missing}; it has: {names}; separate them by commas")
     if twice := [name for name in known if name and known.count(name) > 1]:
         raise DataError(f"{path} has two columns {twice[0]!r}; rename one of them")
     return rows

@@ -190,11 +190,11 @@ def _same_shape(sizes: Integers) -> NDArray[np.bool_]:
     return same
 
 
-def _to_centres(found: Integers, rows: int) -> Integers:
+def _to_centres(matches: Integers, rows: int) -> Integers:
     """Pair each row with the most connected one of its connected component, (P, 2)."""
-    graph = coo_array((np.ones(len(found)), (found[:, 0], found[:, 1])), shape=(rows, rows))
+    graph = coo_array((np.ones(len(matches)), (matches[:, 0], matches[:, 1])), shape=(rows, rows))
     count, label = connected_components(graph, directed=False)
-    degree = np.bincount(found.ravel(), minlength=rows)
+    degree = np.bincount(matches.ravel(), minlength=rows)
     order = np.lexsort((np.arange(rows), -degree, label))
     centre = order[np.searchsorted(label[order], np.arange(count))]
     members = np.flatnonzero(degree)

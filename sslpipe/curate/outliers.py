@@ -146,7 +146,7 @@ def bad_pictures(
         ]
 
     for part in each_part(split, look, num_workers=num_workers, on_bad=bad.append):
-        doubted += [one for own in part for one in own or ()]
+        doubted += [one for of_sample in part for one in of_sample or ()]
         progress(len(part))
     order = [reason for reason, *_ in listed]
     doubted.sort(key=lambda one: (order.index(one.reason), -abs(one.value - one.limit), one.id))

@@ -28,22 +28,22 @@ def outlier_page(split: Split, outliers: Sequence[Outlier]) -> str:
     reasons: dict[str, list[Outlier]] = {}
     for one in outliers:
         reasons.setdefault(one.reason, []).append(one)
-    shown = {one.id for own in reasons.values() for one in own[:MOST_SHOWN]}
+    shown = {one.id for of_reason in reasons.values() for one in of_reason[:MOST_SHOWN]}
     pictures = thumbnails(split, shown)
     sections = {
         reason[0].upper() + reason[1:]: render(
             "sslpipe.curate/curated.outliers",
-            own=own,
+            of_reason=of_reason,
             most=MOST_SHOWN,
             total=len(split),
-            limited=bool(np.isfinite(own[0].limit)),
+            limited=bool(np.isfinite(of_reason[0].limit)),
             captions={
                 one.id: one.detail if np.isnan(one.value) else number(one.value)
-                for one in own[:MOST_SHOWN]
+                for one in of_reason[:MOST_SHOWN]
             },
             pictures=pictures,
         )
-        for reason, own in reasons.items()
+        for reason, of_reason in reasons.items()
     }
     sections = sections or {"None": Markup("<p>No sample is beyond a limit.</p>")}
     listed = len({one.id for one in outliers})

@@ -129,9 +129,9 @@ def _plain(
     return Raw(_sample_key(stem, chosen[0]), images[chosen[0]])
 
 
-def _image_suffixes(there: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
+def _image_suffixes(all_suffixes: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
     """Choose as `sharding.scan`: jpg (or another of the suffixes), else what ends in .jpg."""
-    images = [suffix for suffix in there if suffix.rpartition(".")[2].lower() in suffixes]
+    images = [suffix for suffix in all_suffixes if suffix.rpartition(".")[2].lower() in suffixes]
     return [suffix for suffix in images if "." not in suffix] or images
 
 

@@ -123,11 +123,11 @@ def repeated(groups: Integers, without: Integers) -> Integers:
 
     Those of `without`, sorted ids, count as not there.
     """
-    there = np.ones(len(groups), bool)
-    there[without] = False
-    ids = np.flatnonzero(there)
-    there[ids[np.unique(groups[ids], return_index=True)[1]]] = False
-    return np.flatnonzero(there)
+    is_candidate = np.ones(len(groups), bool)
+    is_candidate[without] = False
+    ids = np.flatnonzero(is_candidate)
+    is_candidate[ids[np.unique(groups[ids], return_index=True)[1]]] = False
+    return np.flatnonzero(is_candidate)
 
 
 def choose_groups(groups: Integers, labels: Integers, fraction: float, word: int) -> Booleans:

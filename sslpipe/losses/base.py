@@ -293,8 +293,8 @@ def check_views(
     Raises:
         ValueError: naming the shapes.
     """
-    given = {"z_a": z_a, "z_b": z_b, "ids": ids, "labels": labels, "groups": groups}
-    for name, value in given.items():
+    inputs = {"z_a": z_a, "z_b": z_b, "ids": ids, "labels": labels, "groups": groups}
+    for name, value in inputs.items():
         if value is None:
             continue
         if not isinstance(value, Tensor):

@@ -101,9 +101,9 @@ class MoCoLoss(ContrastiveObjective):
     def _numbers(self, ids: Tensor | None, groups: Tensor | None, z: Tensor) -> "_Numbers":
         """Bring ids and groups of both views to the device."""
         columns = 0 if self.key_groups is None else self.key_groups.shape[1]
-        given = 0 if groups is None else groups.shape[2]
-        if given != columns:
-            raise ValueError(f"loss.group_columns = {columns}, but the groups have {given} columns")
+        width = 0 if groups is None else groups.shape[2]
+        if width != columns:
+            raise ValueError(f"loss.group_columns = {columns}, but the groups have {width} columns")
         ids = torch.full((len(z),), -1) if ids is None else ids
         views = ids if ids.dim() == 2 else ids[:, None].expand(-1, 2)
         of_views = (
@@ -213,7 +213,7 @@ def _masks_of_groups(loss_fn: MoCoLoss, known: _Numbers, rows: int) -> tuple[Ten
     pairs = [(_apart(side[0]), key_ids) for side in (known.queries, known.keys)]
     if loss_fn.key_groups is not None:
         columns = zip(known.queries[1:], loss_fn.key_groups[:rows].unbind(1), strict=True)
-        pairs += [(_apart(own), theirs.contiguous()) for own, theirs in columns]
+        pairs += [(_apart(query_ids), group_keys.contiguous()) for query_ids, group_keys in columns]
     masks = Masks(tuple(pairs))
     tiles = MaskTiles(masks, loss_fn.engine.tile_rows_on(key_ids.device), key_ids.device)
     return tiles.count(), masks

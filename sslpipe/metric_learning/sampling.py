@@ -113,8 +113,8 @@ class PKOrder:
         self.labels = split.labels.copy()
         if without is not None:
             self.labels[without] = -1
-        there, sizes = np.unique(self.labels[self.labels >= 0], return_counts=True)
-        self.classes = there[sizes >= images_per_class]
+        classes, sizes = np.unique(self.labels[self.labels >= 0], return_counts=True)
+        self.classes = classes[sizes >= images_per_class]
         self.small_classes = int((sizes < images_per_class).sum())
         self._check_classes(sizes)
         left = int(np.isin(self.labels, self.classes).sum())

@@ -162,13 +162,13 @@ def _load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    there = sys.modules.get(path.stem) or importlib.util.find_spec(path.stem)
-    if there is not None:
-        file = getattr(there, "__file__", None) or getattr(there, "origin", None)
+    present = sys.modules.get(path.stem) or importlib.util.find_spec(path.stem)
+    if present is not None:
+        file = getattr(present, "__file__", None) or getattr(present, "origin", None)
         if file is None or not path.samefile(file):
             raise ImportError(f"there is a module {path.stem!r} already; rename the file")
-        if isinstance(there, ModuleType):
-            return there
+        if isinstance(present, ModuleType):
+            return present
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     try:

@@ -40,8 +40,8 @@ class Series(NamedTuple):
     @property
     def finite(self) -> "Series":
         """Without its gaps."""
-        there = np.isfinite(self.y)
-        return self._replace(x=self.x[there], y=self.y[there])
+        is_finite = np.isfinite(self.y)
+        return self._replace(x=self.x[is_finite], y=self.y[is_finite])
 
     @property
     def rows(self) -> list[dict[str, float | None]]:
@@ -57,19 +57,19 @@ def line_chart(title: str, series: Sequence[Series], *, within: tuple[float, ...
     """
     shown = [thinned(each) for each in series if np.isfinite(each.y).any()]
     several = len(series) > 1
-    said = []
+    texts = []
     lasts = []
     for each in shown:
         x = each.finite.x.tolist()
         y = each.finite.y.tolist()
         last = number(y[-1])
         lasts.append(f"{each.name} {last}" if several else last)
-        said.append(f"{each.name} {number(y[0])} at {number(x[0])}, {last} at {number(x[-1])}")
+        texts.append(f"{each.name} {number(y[0])} at {number(x[0])}, {last} at {number(x[-1])}")
     return render(
         "chart",
         title=title,
         last=", ".join(lasts) if shown else "no finite value",
-        alt=f"{title}: " + "; ".join(said),  # for those who do not see it
+        alt=f"{title}: " + "; ".join(texts),  # for those who do not see it
         spec=_lines(title, shown, within) if shown else None,
         keys=[(s.name, s.colour, "") for s in series if several and shown],
         kind="chart",
@@ -194,8 +194,8 @@ def charts(run: RunFiles, wanted: Sequence[Chart]) -> Markup:
         lines = run.train if kind == "train" else run.evals
         series = []
         for place, (key, what) in enumerate(numbers.items(), 1):
-            there = [line for line in lines if key in line]
-            x, y = (np.array([line[k] for line in there], dtype=np.float64) for k in ("step", key))
+            known = [line for line in lines if key in line]
+            x, y = (np.array([line[k] for line in known], dtype=np.float64) for k in ("step", key))
             series.append(Series(what, x, y, f"var(--series-{place})"))
         if all(len(each.x) for each in series):
             figures.append(line_chart(title, series, within=within))

@@ -109,8 +109,8 @@ def _under_names(tables: Mapping[str, Sequence[Tree]]) -> list[Tree]:
     }
 
     def is_equal(features: str) -> bool:
-        of_runs = [[row for row in own if row[0] == features] for own in numbers.values()]
-        return features not in ("ssl", *tables) and all(own == of_runs[0] for own in of_runs)
+        of_runs = [[row for row in table if row[0] == features] for table in numbers.values()]
+        return features not in ("ssl", *tables) and all(each == of_runs[0] for each in of_runs)
 
     rows: list[Tree] = []
     for name, table in tables.items():

@@ -53,7 +53,7 @@ def load_compared(
             raise UserError(f"--against={str(source)!r} is given twice; leave one out")
         others.append(Other(short_name(source, names), source, load_backbone(source)))
         names.add(others[-1].name)
-    start, said = _find_start(model, backbone, others, names)
+    start, remarks = _find_start(model, backbone, others, names)
     if start is not None:
         named = start.name in names
         others = [start if other.name == start.name else other for other in others]
@@ -61,12 +61,12 @@ def load_compared(
     different: list[Other] = []
     for other in others:
         if same_network(other.backbone, backbone, any_view=other.is_start):
-            said.append(_same_weights_text(other, own_name(backbone.config.facts, names)))
+            remarks.append(_same_weights_text(other, own_name(backbone.config.facts, names)))
         elif twin := next((e for e in different if same_network(e.backbone, other.backbone)), None):
-            said.append(_same_weights_text(other, twin.name))
+            remarks.append(_same_weights_text(other, twin.name))
         else:
             different.append(other)
-    return different, tuple(said)
+    return different, tuple(remarks)
 
 
 def same_network(one: FrozenBackbone, other: FrozenBackbone, any_view: bool = False) -> bool:

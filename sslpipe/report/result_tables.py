@@ -96,11 +96,11 @@ def clear_best(lines: list[Line], column: str) -> list[Line]:
 
     Plain and flattened features of one backbone do not compete.
     """
-    there = [line for line in lines if column in line.cells]
+    measured = [line for line in lines if column in line.cells]
     clear = []
-    for line in there:
+    for line in measured:
         (low, high), metric = (line.cells[column][key] for key in ("interval95", "metric"))
-        others = [e.cells[column]["interval95"] for e in there if e.features != line.features]
+        others = [e.cells[column]["interval95"] for e in measured if e.features != line.features]
         if metric.startswith(SMALL_IS_GOOD):
             is_clear = all(high < their_low for their_low, _ in others)
         else:
@@ -148,10 +148,10 @@ def summary(run: RunFiles) -> Markup:
     """
     if run.evaluation is None:
         reason = "it has no eval.json" if run.data["classes"] else "its images have no labels"
-        said = f"Whether it is better than random weights is not known: {reason}."
+        answer = f"Whether it is better than random weights is not known: {reason}."
     else:
         rows = [row for row in run.evaluation["rows"] if row["column"] is not None]
-        said = verdict({**run.evaluation, "rows": rows})
+        answer = verdict({**run.evaluation, "rows": rows})
     leaked = run.evaluation.get("leakage") if run.evaluation else None
     clean = [
         row["clean_value"]
@@ -162,7 +162,7 @@ def summary(run: RunFiles) -> Markup:
         "run.summary",
         run=run,
         unfinished=unfinished_text(run),
-        verdict=said,
+        verdict=answer,
         first=first_number(run.evaluation),
         leaked=leaked,
         clean=clean,
@@ -225,7 +225,7 @@ def task_tables(evaluation: Tree) -> Markup:
 
 def leakage(evaluation: Tree) -> Markup:
     """Tabulate each number of the table with and without leaked test samples; '' where unknown."""
-    found = evaluation.get("leakage")
-    if not found:
+    leaks = evaluation.get("leakage")
+    if not leaks:
         return Markup()
-    return render("results.leakage", sentence=leakage_sentence(found), found=found)
+    return render("results.leakage", sentence=leakage_sentence(leaks), leaks=leaks)

@@ -141,8 +141,8 @@ def suite(
     for each in (rows, queries):
         index.check_files(each.name)
         check_labelled(each.name, each.labels)
-    own = copy.deepcopy(model) if isinstance(model, FrozenBackbone) else model
-    backbone = load_backbone(own, checkpoint=checkpoint)
+    source = copy.deepcopy(model) if isinstance(model, FrozenBackbone) else model
+    backbone = load_backbone(source, checkpoint=checkpoint)
     if chosen := weights_text(backbone):
         say(chosen)
     others, not_compared = load_compared(compared, folder, backbone, {"ssl", *BASELINES})

@@ -91,12 +91,12 @@ def _explain(error: BaseException, recipe: RunRecipe, run_dir: Path) -> str | No
     if isinstance(error, UserError):
         return None
     if lacks_memory(error):
-        said = " ".join(str(error).split()) or "not enough memory"
-        return f"{said}; {describe_newest(run_dir)}. {_LESS_MEMORY}"
+        message = " ".join(str(error).split()) or "not enough memory"
+        return f"{message}; {describe_newest(run_dir)}. {_LESS_MEMORY}"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        said = str(error).strip().partition("\n")[0]
+        message = str(error).strip().partition("\n")[0]
         return (
-            f"run.compile = {recipe.run.compile!r}: torch cannot compile the network ({said}); "
+            f"run.compile = {recipe.run.compile!r}: torch cannot compile the network ({message}); "
             "where it finds no compiler install one, such as g++, or use run.compile = 'off'"
         )
     return None

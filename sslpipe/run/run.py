@@ -283,17 +283,17 @@ class Run(Generic[PartsT]):
             self.reporter.event(done, "stop")
             number = self.stop_requested.signal or signal.SIGTERM  # another rank was asked
             marker = "STOPPED" if number in FROM_A_KEYBOARD else "PREEMPTED"
-            said = [f"stopped at step {done} of {total}; the same command resumes it"]
+            sentences = [f"stopped at step {done} of {total}; the same command resumes it"]
         else:
             reason = {"reason": str(best)} if best.exhausted else {}
             self.reporter.event(done, "end", reason)
             number = None
             marker = "DONE"
-            said = [f"done: {done} steps in {self.run_dir}", *reason.values(), best.choice]
+            sentences = [f"done: {done} steps in {self.run_dir}", *reason.values(), best.choice]
         note_stop(number)
         if self.process.rank == 0:
             write_marker(self.run_dir, marker, f"step {done}")
-        self.reporter.say("; ".join(filter(None, said)))
+        self.reporter.say("; ".join(filter(None, sentences)))
         return done
 
     def _is_due(self, step: int, interval: int) -> bool:

@@ -111,21 +111,21 @@ def reported_refusal(run_dir: Path) -> Iterator[None]:
 
 def clear_markers(run_dir: Path) -> dict[str, bytes]:
     """Remove all of MARKERS. Returns: those that were there, name -> what they said."""
-    said = {}
+    contents = {}
     for path in (run_dir / name for name in MARKERS):
         if os.path.lexists(path):
             with suppress(OSError):  # a link that leads nowhere, a FIFO: no marker of ours
-                said[path.name] = read_regular(path, MOST_MARKER_BYTES)
+                contents[path.name] = read_regular(path, MOST_MARKER_BYTES)
             path.unlink(missing_ok=True)
-    return said
+    return contents
 
 
 def restore_markers(run_dir: Path, markers: Mapping[str, bytes]) -> None:
     """Leave the markers that `clear_markers` has removed, and no others."""
     with suppress(OSError):  # the directory is gone, or full: no second error
         clear_markers(run_dir)
-        for name, said in markers.items():
-            write_atomically(run_dir / name, said)
+        for name, contents in markers.items():
+            write_atomically(run_dir / name, contents)
 
 
 def write_refusal(text: str) -> None:

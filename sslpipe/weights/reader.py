@@ -85,10 +85,10 @@ def read_weights(
     kind, tag = _named_by_the_user(opened)
     notes: list[str] = []
     if kind is not None:
-        theirs = backbone_settings(kind=kind)
+        architecture = backbone_settings(kind=kind)
     else:
-        theirs = stated or component or _named_by_the_file(opened, notes)
-    wanted = _computing_as(component or theirs, stated)
+        architecture = stated or component or _named_by_the_file(opened, notes)
+    wanted = _computing_as(component or architecture, stated)
     # where the encoder lies
     dropped: list[str] = []
     with _errors_of(what, component):
@@ -114,7 +114,7 @@ def read_weights(
     check_tensors(encoder.tensors, what)
     # images as it knows them
     with _naming_a_garbled_view(what):
-        view, more = _view(opened, theirs, tag, may_be_usual=may_be_usual).make(what, crop_px)
+        view, more = _view(opened, architecture, tag, may_be_usual=may_be_usual).make(what, crop_px)
     # the network, with its weights
     with _errors_of(what, component):
         backbone, wanted = _build(wanted, view.crop_px, encoder, fixed=component is not None)

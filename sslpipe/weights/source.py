@@ -79,9 +79,9 @@ def parse_source(text: str | Path) -> Source:
             "memory; a state dict goes into its network, or to a file, first"
         )
     text = str(text)
-    found = _file_of(text)
-    if found is not None:
-        path, kind = found
+    located = _file_of(text)
+    if located is not None:
+        path, kind = located
         return _of_files(text, path, kind)
     words = _joined(text)
     if len(words) > 1 and all(words):

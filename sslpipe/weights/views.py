@@ -138,8 +138,8 @@ def usual_timm_view(what: str, architecture: str, tag: str) -> StatedView | None
     release = timm.get_pretrained_cfg(name)
     view = timm_view(what, release.to_dict())
     usual = "" if tag else ", timm's usual weights"
-    said = f"the view is that of {architecture}.{release.tag}{usual}"
-    return replace(view, notes=(said, *view.notes, *timm_remarks(architecture, tag)))
+    note = f"the view is that of {architecture}.{release.tag}{usual}"
+    return replace(view, notes=(note, *view.notes, *timm_remarks(architecture, tag)))
 
 
 def torchvision_view(architecture: str, sha256: str) -> StatedView:

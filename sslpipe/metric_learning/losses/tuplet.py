@@ -272,15 +272,15 @@ class LiftedStructureLoss(MetricLoss):
     def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         d = batch.distances("euclidean")
         mine = self.alpha + masked_lse(d, pairs.negative, -1.0)  # (n,)
-        theirs = gather_with_grad(mine)
+        columns = gather_with_grad(mine)
         if batch.references:
             rows = batch.columns[-batch.references :]
             labels = batch.column_labels[-batch.references :]
             other = (labels[:, None] != batch.column_labels) & (batch.column_labels >= 0)
             far = batch._replace(anchors=rows).distances("euclidean")
-            theirs = torch.cat([theirs, self.alpha + masked_lse(far, other, -1.0)])
+            columns = torch.cat([columns, self.alpha + masked_lse(far, other, -1.0)])
         slots = pairs.slots()
-        j = slots.take(d) + torch.logaddexp(mine[:, None], theirs[slots.columns])  # (n, P)
+        j = slots.take(d) + torch.logaddexp(mine[:, None], columns[slots.columns])  # (n, P)
         return [per_pair(0.5 * j.clamp_min(0).square(), slots.filled)]
 
 
