@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from sslpipe.errors import DataError, UserError, did_you_mean, shown
+from sslpipe.errors import DataError, UserError, did_you_mean, listed, shown
 from sslpipe.portable import read_regular, write_atomically
 
 T = TypeVar("T")
@@ -84,9 +84,7 @@ def read_json(
 
 def explain(error: ValidationError, kind: type) -> str:
     """Return in one line what is wrong with a file: each key, its value, and why."""
-    items = error.errors()
-    more = f"; and {len(items) - MOST_REASONS} more" if len(items) > MOST_REASONS else ""
-    return "; ".join(_reason(item, kind) for item in items[:MOST_REASONS]) + more
+    return listed([_reason(item, kind) for item in error.errors()], MOST_REASONS, "; ")
 
 
 def _reason(item: ErrorDetails, kind: type) -> str:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from sslpipe.errors import did_you_mean, did_you_mean_key, lost_quotes, shown
+from sslpipe.errors import did_you_mean, did_you_mean_key, listed, lost_quotes, shown
 from sslpipe.registry import alternatives
 from sslpipe.registry.schema import kinds_of
 
@@ -35,8 +35,7 @@ def explain_errors(
     items = sorted(error.errors(), key=lambda item: [str(part) for part in item["loc"]])
     mistakes = _Mistakes(model, tree or {}, items)
     lines = list(dict.fromkeys(map(mistakes.explain, items)))
-    more = f"; and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
-    return (f"{origin}: " if origin else "") + "; ".join(lines[:MOST_LINES]) + more
+    return (f"{origin}: " if origin else "") + listed(lines, MOST_LINES, "; ")
 
 
 class _Mistakes:

@@ -23,7 +23,7 @@ from sslpipe.data.index import (
     check_split_name,
 )
 from sslpipe.data.storage import join
-from sslpipe.errors import DataError, check_count, shown
+from sslpipe.errors import DataError, check_count, listed, shown
 from sslpipe.portable import one_at_a_time
 from sslpipe.sharding.arrays import parse_channels, parse_range
 from sslpipe.sharding.build_report import (
@@ -82,7 +82,7 @@ def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
         names[name].add(re.sub(r"^[\W\d_]+", "", begin))  # 00000-train, 00001-train
     if not groups:
         inside = sorted({path.parent.name for path in folder.glob("*/*.tar")})
-        more = f"; its folders have: {', '.join(inside[:5])}; name these, and --out FOLDER"
+        more = f"; its folders have: {listed(inside, 5)}; name these, and --out FOLDER"
         raise DataError(f"{folder} has no .tar files{more * bool(inside)}")
     for name, begins in names.items():
         if len(begins) > 1 and not split:

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from sslpipe.data.index import Manifest, ShardFile, load_index, manifest_text
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, listed
 from sslpipe.files import Stored, json_text, open_log, parse_json, read_lines
 from sslpipe.portable import open_regular, sha256_of, write_atomically
 from sslpipe.sharding.build_report import Group
@@ -40,7 +40,7 @@ def merge_classes(known: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ..
     extra = [name for name in new if name not in known]
     if extra:
         raise DataError(
-            f"classes {', '.join(extra[:5])} are not among the {len(known)} of dataset.json; "
+            f"classes {listed(extra, 5)} are not among the {len(known)} of dataset.json; "
             "build all splits in one run, so that they share one list of classes"
         )
     return known

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sslpipe.errors import WeightsError, one_line
+from sslpipe.errors import WeightsError, listed, one_line
 from sslpipe.files import Stored, read_json
 from sslpipe.portable import memory_is_short, sha256_lines, sha256_of
 from sslpipe.weights.source import MOST_JSON_BYTES, check_file, weights_file
@@ -215,7 +215,7 @@ def _refusal(path: Path) -> str:
             "refuses it; copy it again, or save a state dict as .safetensors"
         )
     return (
-        f"{path} asks to run code when it is read ({', '.join(names[:3])}), and nothing is run; "
+        f"{path} asks to run code when it is read ({listed(names, 3)}), and nothing is run; "
         "where you trust it, load it with the program that wrote it and save the weights alone: "
         "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
     )

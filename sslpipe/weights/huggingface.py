@@ -76,10 +76,9 @@ def transformers_tensors(
     lacking = [key for key in missing if key not in spare]
     lacking += [str(key[0]) for key in report["mismatched_keys"]]
     if lacking:
-        first = ", ".join(map(repr, lacking[:3]))
         raise WeightsError(
             f"{what} does not fit {one.__name__} of transformers: {len(lacking)} tensors are "
-            f"missing or of another shape, {first}"
+            f"missing or of another shape, {listed([*map(repr, lacking)], 3)}"
         )
     state = model.state_dict()
     pooler = [key for key in state if dense and key.startswith("pooler.")]

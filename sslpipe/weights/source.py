@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from sslpipe.errors import WeightsError, did_you_mean, one_line, shown
+from sslpipe.errors import WeightsError, did_you_mean, listed, one_line, shown
 from sslpipe.files import parse_object
 
 Scheme = Literal["sslpipe", "path", "timm", "torchvision", "hf-hub", "join"]
@@ -255,7 +255,7 @@ def weights_file(folder: Path) -> Path:
     for suffix in SUFFIXES:
         files = sorted(p for p in folder.glob(f"*{suffix}") if p.is_file())
         if len(files) > 1:
-            names = ", ".join(p.name for p in files[:5])
+            names = listed([p.name for p in files], 5)
             raise WeightsError(f"{folder} holds several files of weights ({names}); name one")
         if files:
             return files[0]
