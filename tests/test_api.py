@@ -415,6 +415,8 @@ WRONG = {
     "no batch": (lambda t: sslpipe.embed(trained(), t, batch_size=0), "batch_size = 0"),
     "no worker": (lambda t: sslpipe.embed(trained(), t, num_workers=-1), "num_workers = -1"),
     "half a batch": (lambda t: sslpipe.suite(trained(), t, batch_size=0.5), "batch_size = 0.5"),
+    "index into a URL": (lambda t: sslpipe.index_tars(t, "s3://b/tars"), "out = .*URL"),
+    "suite into a URL": (lambda t: sslpipe.suite(trained(), t, out="s3://b/e.json"), "out = .*URL"),
     "suite of a folder": (lambda t: sslpipe.suite(trained(), t), "build_dataset"),
     "suite of 3": (lambda t: sslpipe.suite(trained(), 3), "dataset.json, not by 3"),
     "train None": (lambda t: sslpipe.train(None, t, t), "a recipe is .* not None"),

@@ -123,6 +123,7 @@ def suite(
     """
     say = say or (lambda text: None)
     progress = progress or silent
+    file = None if out is None else as_output(out, "out")
     check_split(split)
     check_count(batch_size, "batch_size")
     check_count(num_workers, "num_workers", least=0)
@@ -186,8 +187,7 @@ def suite(
         progress=progress,
     )
     report = SuiteReport(parse_object(json_text(measured)))  # as a reader of the file has it
-    if out is not None:
-        file = as_output(out, "out")
+    if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, report)
     if folder is not None:

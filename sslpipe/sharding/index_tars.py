@@ -23,7 +23,7 @@ from sslpipe.data.index import (
     check_split_name,
 )
 from sslpipe.data.storage import join
-from sslpipe.errors import DataError, check_count, listed, shown
+from sslpipe.errors import DataError, as_output, check_count, listed, shown
 from sslpipe.portable import one_at_a_time
 from sslpipe.sharding.arrays import parse_channels, parse_range
 from sslpipe.sharding.build_report import (
@@ -137,6 +137,7 @@ def index_tars(
     paths = [Path(each) for each in ([folders] if isinstance(folders, str | Path) else folders)]
     if not paths:
         raise DataError("folders = [] names none; give the folder of the tars, or several")
+    target = paths[0] if out is None else as_output(out, "out", DataError)
 
     # the tars by split, without those that have no member
     tars: dict[str, list[Path]] = defaultdict(list)
@@ -148,7 +149,6 @@ def index_tars(
     }
     if out is None and len(paths) > 1:
         raise DataError("several folders become one data set in a folder that --out names")
-    target = Path(paths[0] if out is None else out)
 
     # what is known of them; of the target's own tars dataset.json says more
     names = distinct_names(classes) if isinstance(classes, list | tuple) else ()
