@@ -15,6 +15,7 @@ from PIL import Image
 
 from sslpipe import registry
 from sslpipe.cli.explain import explain
+from sslpipe.data.index import load_index
 from sslpipe.evaluation.suite_file import features_name
 from sslpipe.recipe.reading import load_recipe
 from tests.helpers.dataset import picture
@@ -28,7 +29,13 @@ PAGES = [
 ]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
 # of their Python: a test below, test_extending.py, export/test_formats.py, cli/test_search.py
-OWN_TESTS = ("README.md", "docs/extending.md", "docs/export.md", "docs/search.md")
+OWN_TESTS = (
+    "README.md",
+    "docs/extending.md",
+    "docs/export.md",
+    "docs/search.md",
+    "docs/your-data.md",
+)
 ATTRIBUTES = ("backbone.projector",)  # of Python, which read like settings
 SECTIONS = (
     "augment|backbone|data|embedding|loss|miner|momentum|optim|pairs|projector|queue|run|sampler"
@@ -225,6 +232,31 @@ def test_the_python_of_the_readme_builds_trains_loads_and_embeds(tmp_path):
     done = python("-c", code, cwd=tmp_path, status=0)
     assert "torch.Size([2, 16]) tensor(" in done.stdout
     assert (tmp_path / "runs" / "photos" / "DONE").exists()
+
+
+def test_the_python_of_your_data_joins_the_lists_of_coco(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(1, 8):
+        (tmp_path / "IMAGES").mkdir(exist_ok=True)
+        Image.fromarray(picture(number, 16)).save(tmp_path / "IMAGES" / f"{number}.png")
+    kinds = {1: 90, 2: 7, 3: 90, 4: 7, 5: 90, 6: 7}  # of an image; 7 has no box
+    boxes = [{"image_id": image, "category_id": kind} for image, kind in kinds.items()]
+    boxes.append({"image_id": 1, "category_id": 7})  # a second box
+    coco = {
+        "info": {},
+        "images": [{"id": image, "file_name": f"{image}.png"} for image in range(1, 8)],
+        "annotations": [{"id": 100 + place, **box} for place, box in enumerate(boxes)],
+        "categories": [{"id": 7, "name": "owl"}, {"id": 90, "name": "ape"}],
+    }
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+    (code,) = python_blocks("docs/your-data.md")
+    exec(code.replace("test_fraction=0.1", "test_fraction=0"), {"__name__": "page"})
+    split = load_index(tmp_path / "out" / "data").split("train")
+    paths = split.column("path").cells.to_pylist()
+    named = [split.class_name(int(label)) for label in split.labels]
+    found = dict(zip(paths, named, strict=True))
+    owl_or_ape = {f"{image}.png": {90: "ape", 7: "owl"}[kind] for image, kind in kinds.items()}
+    assert found == {**owl_or_ape, "7.png": None}
 
 
 def test_the_map_for_maintainers_names_files_that_exist():

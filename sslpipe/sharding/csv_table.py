@@ -162,6 +162,11 @@ def _check_text(path: Path) -> None:
         raise DataError(f"{path} is a parquet file; --source=parquet --root={str(path)!r} reads it")
     if suffix == ".xls" and path.is_file() and b"\0" not in path.read_bytes():
         return  # some programs name a table with tabs so; a spreadsheet has zero bytes
+    if suffix == ".json" and path.is_file() and b'"annotations"' in path.read_bytes():
+        raise DataError(
+            f"{path} has COCO's lists of images, annotations and categories; docs/your-data.md has "
+            "the lines of Python that join them and build"
+        )
     for suffixes, reads in _OTHER_TABLES.items():
         if suffix in suffixes:
             raise DataError(

@@ -244,6 +244,14 @@ def test_a_table_of_another_kind_is_refused_with_what_reads_it(tmp_path, capsys,
     assert reads in error
 
 
+def test_lists_of_coco_are_refused_with_the_page_that_joins_them(tmp_path, capsys):
+    """pandas reads no file whose lists differ in length."""
+    file = tmp_path / "instances_val.json"
+    file.write_text('{"info": {}, "images": [{"id": 3}], "annotations": [], "categories": []}')
+    error = error_of(capsys, "build", tmp_path / "o", "--source", "csv", "--csv", file)
+    assert "docs/your-data.md" in error
+
+
 def test_a_table_with_tabs_is_read_though_it_is_named_as_a_spreadsheet(tmp_path, photos):
     (tmp_path / "list.xls").write_text("path\tlabel\nid0.PNG\ta\n")
     words = ["--source", "csv", "--csv", tmp_path / "list.xls", "--root", photos]
