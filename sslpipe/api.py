@@ -228,9 +228,7 @@ def check_recipe(
     Raises:
         UserError: The recipe cannot be trained on these data, or not on this machine.
     """
-    loaded, init = _recipe_and_start(recipe, init, overrides)
-    index = load_index(data)
-    plan = plan_from(loaded, index, init, checkpoint=checkpoint)
+    plan = _plan_of(recipe, data, init, checkpoint=checkpoint, overrides=overrides)
     return run_kind(plan.recipe).check(plan)
 
 
@@ -271,22 +269,27 @@ def preview(
     check_count(images, "images")
     if epoch is not None:
         check_count(epoch, "epoch", least=0)
-    loaded, init = _recipe_and_start(recipe, init, overrides)
-    plan = plan_from(loaded, load_index(data), init, checkpoint=checkpoint)
+    plan = _plan_of(recipe, data, init, checkpoint=checkpoint, overrides=overrides)
     grid, _ = draw(plan, images=images, ids=ids, epoch=epoch)
     return grid
 
 
-def _recipe_and_start(
-    recipe: RunRecipe | str | Path, init: nn.Module | str | Path | None, overrides: Overrides
-) -> tuple[RunRecipe, nn.Module | str | Path | None]:
-    """Return a recipe, or that of a file or of a run, and the weights that it starts from."""
-    if isinstance(recipe, RunRecipe):
-        if overrides:
-            raise UserError("overrides are for the path of a recipe, and this is a recipe already")
-        return recipe, init
-    path = as_path(recipe, "recipe")
-    return load_recipe_or_run(path, overrides), start_of(path, init)
+def _plan_of(
+    recipe: RunRecipe | str | Path,
+    data: DatasetIndex | str | Path,
+    init: nn.Module | str | Path | None,
+    *,
+    checkpoint: str | None,
+    overrides: Overrides,
+) -> Plan[Any]:
+    """Make the plan of a recipe, or of that of a file or of a run, and of the run's start."""
+    if not isinstance(recipe, RunRecipe):
+        path = as_path(recipe, "recipe")
+        recipe = load_recipe_or_run(path, overrides)
+        init = start_of(path, init)
+    elif overrides:
+        raise UserError("overrides are for the path of a recipe, and this is a recipe already")
+    return plan_from(recipe, load_index(data), init, checkpoint=checkpoint)
 
 
 def plan_from(
