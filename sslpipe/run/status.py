@@ -295,10 +295,10 @@ def list_runs(folder: str | Path) -> list[dict[str, Any]]:
         folder: With runs in it, at any depth.
 
     Returns:
-        For each: run; recipe, its name; state, step and steps of `status`; best, the highest
-        value of what the run watches, and best_of, its name, or None; measure, value and interval95
-        of the first number of its eval.json, or None; bytes. A run whose recipe.json is damaged
-        has state "damaged" and a `detail`.
+        For each: run; recipe, its name; state, step and steps of `status`; best, the value of the
+        best checkpoint, where one is kept, else the highest of what the run watches, and best_of,
+        its name, or None; measure, value and interval95 of the first number of its eval.json, or
+        None; bytes. A run whose recipe.json is damaged has state "damaged" and a `detail`.
 
     Raises:
         UserError: There is no run.
@@ -332,6 +332,9 @@ def _entry(run_dir: Path) -> dict[str, Any]:
         if measure in series:
             entry |= {"best": max(series[measure]), "best_of": measure}
             break
+    kept = newest_best(run_dir)
+    if kept is not None:  # a higher value may not have been clearly so
+        entry |= {"best": kept.value, "best_of": kept.measure}
     entry |= _first_number(run_dir)
     entry |= {key: summary[key] for key in ("state", "detail", "step", "steps")}
     return entry

@@ -253,8 +253,8 @@ def _grouped(
         for channel in wanted:
             if channel not in files:
                 raise DataError(
-                    f"{name} has no file of channel {channel!r}; it has: {', '.join(files)}; names of "
-                    "a sample's files differ in the group `channel` alone, so rename others"
+                    f"{name} has no file of channel {channel!r}; it has: {', '.join(files)}; "
+                    "names of a sample's files differ in the group `channel` alone, so rename others"
                 )
     return [(name, tuple(files[channel] for channel in wanted)) for name, files in groups.items()]
 

@@ -21,6 +21,7 @@ from sslpipe.recipe.reading import load_recipe
 from sslpipe.run.checkpoint_files import checkpoint_names, latest, read_state
 from sslpipe.run.health import StartAlarm
 from sslpipe.run.log import read_metrics
+from sslpipe.run.status import list_runs
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import picture, png, write_dataset
 from tests.helpers.runs import ROOT, assert_same_weights, command_line, forget_accelerator
@@ -92,6 +93,12 @@ def test_a_ruinous_run_ends_with_its_starts_weights_and_says_so(
     assert "which it started from, are the same weights" in " ".join(done.stdout.split())
     steps = [line["step"] for line in read_metrics(tmp_path / "run", "eval")]
     assert steps == list(range(7))  # the start, and ten times a run at most
+    # an evaluation that was higher by luck is not what commands take, nor what is listed
+    line = {"kind": "eval", "step": 6, state.best.measure: 1.0, "wall": 0.0, "restart": 0}
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as log:
+        log.write(json.dumps(line) + "\n")
+    (listed,) = list_runs(tmp_path)
+    assert (listed["best"], listed["best_of"]) == (state.best.value, state.best.measure)
 
 
 @pytest.mark.parametrize("module", [runs, finetunes], ids=["pretraining", "fine-tuning"])
