@@ -254,7 +254,7 @@ def _grouped(
             if channel not in files:
                 raise DataError(
                     f"{name} has no file of channel {channel!r}; it has: {', '.join(files)}; "
-                    "names of a sample's files differ in the group `channel` alone, so rename others"
+                    "names of a sample's files differ in the group `channel` alone: rename others"
                 )
     return [(name, tuple(files[channel] for channel in wanted)) for name, files in groups.items()]
 

@@ -363,6 +363,16 @@ def test_files_of_one_sample_are_its_channels_by_name(tmp_path, root):
     assert set(index.manifest.columns) == {"well"}
 
 
+def test_files_of_one_sample_with_codes_of_their_own_are_told_what_to_rename(root, capsys):
+    """As a microscope names them: A01_w1 and 02C922AF, A01_w2 and 5D10F3B2."""
+    for name in ("A01_w102C922AF", "A01_w25D10F3B2"):
+        tifffile.imwrite(root / f"{name}.tif", numbers(20, 30))
+    pattern = r"(?P<well>A\d+)_(?P<channel>w\d)[0-9A-F]{8}[.]tif"
+    words = ("--channels", "w1,w2", "--name-pattern", pattern)
+    assert run("build", root.parent / "out", "--root", root, *words, group="sensors") == 2
+    assert "differ in the group `channel` alone: rename others" in capsys.readouterr().err
+
+
 # --- tiles
 
 
