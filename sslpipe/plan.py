@@ -307,7 +307,12 @@ REMARKS = (
 def advised_holdout(plan: Pretraining) -> tuple[str, bool]:
     """Return overrides that hold out about a tenth and go together, and whether kNN is then scored.
 
-    Images that are held out are not trained on: the batch may have to shrink.
+    Images that are held out are not trained on: the batch may have to shrink. No overrides where
+    these are held out already, or what a run from weights holds out by itself.
     """
-    settings, scores_knn = suggested_holdout(plan.recipe, plan.split)
-    return as_overrides(fitting(settings, plan.recipe, plan.split)), scores_knn
+    recipe = plan.recipe
+    settings, scores_knn = suggested_holdout(recipe, plan.split)
+    unset = recipe.model_copy(update={"data": recipe.data.model_copy(update={"holdout": None})})
+    if recipe.init and with_holdout(unset, plan.split) == recipe:
+        return "", scores_knn
+    return as_overrides(fitting(settings, recipe, plan.split)), scores_knn

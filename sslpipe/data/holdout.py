@@ -102,10 +102,11 @@ def with_holdout(recipe: Recipe, split: Split) -> Recipe:
     settings: HoldoutSettings = {"holdout": 0}
     if recipe.init:
         settings = suggested_holdout(recipe, split)[0]
-        more = suggested_holdout(recipe, split, FEW_HELD_OUT)[0]
-        least = max(recipe.data.batch_size, (1 - MOST_HELD_OUT) * len(split))
-        if more != settings and _left(recipe, split, more) >= least:
-            settings = more
+        if int(settings["holdout"]) < FEW_HELD_OUT:
+            more = suggested_holdout(recipe, split, FEW_HELD_OUT)[0]
+            least = max(recipe.data.batch_size, (1 - MOST_HELD_OUT) * len(split))
+            if _left(recipe, split, more) >= least:
+                settings = more
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=settings)})
 
 

@@ -156,6 +156,17 @@ def test_of_few_images_a_fifth_is_held_out_where_that_leaves_a_batch(
     assert plan.recipe.data.batch_size == batch_size
 
 
+def test_what_is_held_out_by_default_is_doubted_but_no_other_number_is_advised(start, tmp_path):
+    """Of most classes there is one image, so no choice gives most held-out images a partner."""
+    index = load_index(write_dataset(tmp_path / "rare", (120,), classes=100))
+    recipe = recipe_of(tmp_path, runs)
+    plan = Pretraining.make(recipe, index, open_init(recipe, start))
+    assert (plan.recipe.data.holdout, plan.recipe.data.holdout_by) == (24, "class")
+    (doubt,) = (text for text in plan.remarks(plan.build()) if "held-out kNN" in text)
+    assert doubt.startswith("no useful held-out kNN: only ")
+    assert doubt.endswith("scores without labels are logged")
+
+
 @pytest.mark.parametrize("neighbours", [0, 3])
 def test_batches_of_near_classes_raise_the_loss_and_no_alarm(data, tmp_path, neighbours):
     recipe = recipe_of(tmp_path, finetunes, f"sampler.neighbours={neighbours}", "steps=50")
