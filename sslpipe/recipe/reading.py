@@ -62,21 +62,28 @@ def parse_recipe(
         recipe = model.model_validate(tree, context="recorded" if recorded else None)
     except ValidationError as error:
         text = explain_errors(error, model, origin, tree)
-        raise RecipeError(text + _of_other_kind(error, named)) from None
+        as_texts = isinstance(overrides, Mapping)
+        raise RecipeError(text + _of_other_kind(error, named, as_texts=as_texts)) from None
     backbone = named.get("backbone")
     recipe._backbone_overrides = frozenset(backbone if isinstance(backbone, dict) else ())
     return recipe
 
 
-def _of_other_kind(error: ValidationError, named: Mapping[str, Any]) -> str:
-    """Return how to replace sections of which another kind was named, and whose old keys stay."""
+def _of_other_kind(error: ValidationError, named: Mapping[str, Any], *, as_texts: bool) -> str:
+    """Return how to replace sections of which another kind was named, and whose old keys stay.
+
+    `as_texts`: the overrides are a mapping, which changes sections and replaces none.
+    """
     remedies = {}
     unknown = [item["loc"] for item in error.errors() if item["type"] == "extra_forbidden"]
     for section, *key in unknown:
         override = named.get(str(section))
         if isinstance(override, dict) and "kind" in override and not set(key) & set(override):
             remedies[section] = f"'{section}={{kind={json.dumps(override['kind'])}}}'"
-    return f"; without the other kind's keys: {' '.join(remedies.values())}" if remedies else ""
+    if not remedies:
+        return ""
+    how = ", with all overrides as such texts in a list" if as_texts else ""
+    return f"; without the other kind's keys{how}: {' '.join(remedies.values())}"
 
 
 def read_tree(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:

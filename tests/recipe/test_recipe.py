@@ -20,6 +20,7 @@ from sslpipe.recipe.reading import (
     read_tree,
 )
 from tests.helpers import finetunes
+from tests.helpers.runs import ROOT
 
 TEXT = """
 name = "tiny"
@@ -166,6 +167,19 @@ def test_an_override_has_the_type_it_would_have_in_the_file(path):
     assert recipe.run.trackers == ("wandb",)
     assert recipe.backbone.kind == "torchvision/resnet18"
     assert recipe.augment.arguments["crop_area"] == [0.2, 1]
+
+
+def test_a_section_of_another_kind_is_replaced_as_the_error_says():
+    """A mapping, also of sections, changes settings: it cannot take the other kind's keys away."""
+    recipe = ROOT / "recipes" / "my_images_small.toml"
+    kind = "torchvision/resnet18"
+    remedy = f'backbone={{kind="{kind}"}}'
+    for given in ({"backbone.kind": kind}, {"backbone": {"kind": kind}}, [f"backbone.kind={kind}"]):
+        with pytest.raises(RecipeError) as refused:
+            load_recipe(recipe, given)
+        assert remedy in str(refused.value)
+        assert ("texts in a list" in str(refused.value)) == isinstance(given, dict)
+    assert load_recipe(recipe, [remedy]).backbone.kind == kind
 
 
 def test_steps_and_epochs_replace_each_other_and_the_later_override_wins(path):
