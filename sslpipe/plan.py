@@ -51,7 +51,7 @@ from sslpipe.planning.rules import (
     warmup_takes_the_run,
     weights_replace_the_backbone,
 )
-from sslpipe.planning.watch import can_choose, check_choice
+from sslpipe.planning.watch import can_choose, check_choice, choosing_nothing
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.contract import PretrainingPlan
 from sslpipe.run.gradient_cache import micro_batch_rows
@@ -212,7 +212,8 @@ def nothing_chooses_the_best(plan: Pretraining, parts: Parts) -> None:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide."""
     labels = plan.split.labels_of(plan.watched)
     settings, scores_knn = advised_holdout(plan)
-    remedy = f"{f'set {settings}' if scores_knn else 'hold some out'}, or leave it out"
+    nothing = choosing_nothing(plan.recipe.run)
+    remedy = f"{f'set {settings}' if scores_knn else 'hold some out'}, or set {nothing}"
     check_choice(plan.recipe.run, labels, views=True, remedy=remedy)
 
 

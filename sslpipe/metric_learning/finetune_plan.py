@@ -33,7 +33,7 @@ from sslpipe.metric_learning.finetune_parts import (
     class_neighbours,
     freeze_and_group,
 )
-from sslpipe.metric_learning.fitting import choosing_nothing, plan_batches
+from sslpipe.metric_learning.fitting import plan_batches
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
 from sslpipe.models.backbones import backbone_settings
@@ -46,7 +46,7 @@ from sslpipe.planning.rules import (
     warmup_takes_the_run,
     weights_replace_the_backbone,
 )
-from sslpipe.planning.watch import can_choose, check_choice
+from sslpipe.planning.watch import can_choose, check_choice, choosing_nothing
 from sslpipe.run.health import Alarms
 
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION

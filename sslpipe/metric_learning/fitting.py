@@ -8,8 +8,7 @@ from sslpipe.errors import DataError
 from sslpipe.metric_learning.classes import held_out, labelled_split, untrained_ids
 from sslpipe.metric_learning.recipe import FinetuneRecipe, Sampler
 from sslpipe.metric_learning.sampling import BatchesDoNotFit, PKOrder
-from sslpipe.planning.watch import can_choose
-from sslpipe.recipe.sections import RunConfig
+from sslpipe.planning.watch import can_choose, choosing_nothing
 
 FEW_CLASSES = 32  # of a batch: each number up to it is tried, where they do not fit
 
@@ -94,13 +93,6 @@ def _can_choose(recipe: FinetuneRecipe, index: DatasetIndex) -> bool:
     split, names = labelled_split(recipe, index)
     labels = split.labels_of(held_out(recipe, split, names).ids)
     return can_choose(labels, views=False)
-
-
-def choosing_nothing(config: RunConfig) -> str:
-    """Write overrides with which a run chooses no weights, and ends at its last step."""
-    keep = "run.keep=last" if config.keep == "best" else ""
-    patience = "run.patience=0" if config.patience else ""
-    return " ".join(filter(None, (keep, patience)))
 
 
 def _overrides(original: Sampler, changed: Sampler) -> str:

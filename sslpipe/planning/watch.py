@@ -46,6 +46,13 @@ def watch_text(config: RunConfig, labels: NDArray[np.int64], *, views: bool) -> 
     return f"{title} ({held}, every {config.monitor_steps:,} steps); the {kept} weights are kept"
 
 
+def choosing_nothing(config: RunConfig) -> str:
+    """Write overrides with which a run chooses no weights, and ends at its last step."""
+    keep = "run.keep=last" if config.keep == "best" else ""
+    patience = "run.patience=0" if config.patience else ""
+    return " ".join(filter(None, (keep, patience)))
+
+
 def check_choice(config: RunConfig, labels: NDArray[np.int64], *, views: bool, remedy: str) -> None:
     """Raise RecipeError where no evaluation of a run could decide its run.keep or run.patience.
 
@@ -59,6 +66,9 @@ def check_choice(config: RunConfig, labels: NDArray[np.int64], *, views: bool, r
     if config.keep != "best" and not config.patience:
         return
     if not config.monitor_steps:
-        raise RecipeError(f"{setting} needs evaluations to choose by; set run.monitor_steps")
+        raise RecipeError(
+            f"{setting} needs evaluations to choose by; set run.monitor_steps, or "
+            f"{choosing_nothing(config)}"
+        )
     if not can_choose(labels, views=views):
         raise RecipeError(f"{setting} has no held-out images to choose by; {remedy}")

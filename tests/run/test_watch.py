@@ -11,6 +11,7 @@ import torch
 import sslpipe.metric_learning.finetune as finetuning
 from sslpipe.api import train
 from sslpipe.data.index import load_index
+from sslpipe.errors import RecipeError
 from sslpipe.evaluation.embed import EmbedOptions, embed
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.named import open_init
@@ -165,6 +166,21 @@ def test_what_is_held_out_by_default_is_doubted_but_no_other_number_is_advised(s
     (doubt,) = (text for text in plan.remarks(plan.build()) if "held-out kNN" in text)
     assert doubt.startswith("no useful held-out kNN: only ")
     assert doubt.endswith("scores without labels are logged")
+
+
+@pytest.mark.parametrize("unwatched", ["data.holdout=0", "run.monitor_steps=0"])
+def test_the_error_of_a_run_without_a_watch_names_all_that_lets_it_run(
+    data, start, tmp_path, unwatched
+):
+    chosen = (unwatched, "run.keep=best", "run.patience=3")  # as recipes/adapt_mobile.toml has it
+    recipe = recipe_of(tmp_path, runs, *chosen)
+    plan = Pretraining.make(recipe, data, open_init(recipe, start))
+    with pytest.raises(RecipeError, match=r"run\.keep = .best. ") as refusal:
+        plan.remarks(plan.build())
+    advised = re.search(r"run\.keep=last.*", str(refusal.value))[0].split()
+    recipe = recipe_of(tmp_path, runs, *chosen, *advised)
+    plan = Pretraining.make(recipe, data, open_init(recipe, start))
+    plan.remarks(plan.build())
 
 
 @pytest.mark.parametrize("neighbours", [0, 3])
