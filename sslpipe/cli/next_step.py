@@ -212,13 +212,16 @@ def after_train(run_dir: Path, data: str, index: "DatasetIndex") -> None:
 
 def after_embed(files: Mapping[str, Path], model: Path, data: str, index: "DatasetIndex") -> None:
     """Measure features by the labels of their splits, where these have any; else search them."""
+    import numpy as np
+
     from sslpipe.data.subsets import with_a_partner
 
     labels = {split: index.split(split).labels for split in files}
     labelled = [split for split in files if with_a_partner(labels[split])]
     tests = [split for split in labelled if split != "train"]
     # of classes that train has; kNN can find no others
-    known = [split for split in tests if {*labels[split]} & {*labels.get("train", ())} - {-1}]
+    trained = labels.get("train", np.zeros(0, np.int64))
+    known = [split for split in tests if (np.intersect1d(labels[split], trained) >= 0).any()]
     if known:
         say_next(["evaluate", "knn", files["train"], files[known[0]]])
     elif labelled:
