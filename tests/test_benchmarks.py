@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -443,10 +444,9 @@ def test_the_page_of_the_graded_sets_shows_the_trainings_as_measured() -> None:
         "NT-Xent": "NT-Xent, 600 s",
         "DIET": "DIET, 600 s",
         "Lite0 at 96 px, ImageNet weights": "ImageNet weights",
-        "`adapt_mobile` from them": "continued",
         "Lite0 at 96 and 160 px, ImageNet weights": jobs.JOIN,
     }
-    differences = {"DIET, 600 s": "line", "continued": "start", jobs.TAUGHT: "start"}
+    differences = {"DIET, 600 s": "line", jobs.TAUGHT: "start"}
     (metric, *columns), *lines = GRADED_PAGE["Without labels, at equal seconds"]
     small = {  # the recipe's own settings, the first seed, by set
         row["set"]: f"{row[f'as it is, {metric}']:.1f}"
@@ -466,7 +466,33 @@ def test_the_page_of_the_graded_sets_shows_the_trainings_as_measured() -> None:
                 expected = f"**{expected}**" if low > 0 else expected
                 assert high >= 0  # the page has no word for clearly less
             assert value == expected, (row, name)
-    assert len(lines) == 8
+    assert len(lines) == 7
+
+
+def test_the_page_of_the_graded_sets_shows_what_adapt_mobile_brought_as_measured() -> None:
+    page = " ".join((MEASURED.parent / "graded.md").read_text().split())
+    measured = figures_of("graded_training")
+    rows = measured["adapt_mobile"]["rows"]
+    assert f"[{len(rows)} runs]" in page
+    (kept,) = re.findall(r"; ([^;:]*) keep their start", page)
+    for name in {row["set"] for row in rows}:
+        own = [row for row in rows if row["set"] == name]
+        assert len({row["seed"] for row in own}) == len(own), name
+        gains = {
+            metric: np.mean([100 * (row[metric]["value"] - row[metric]["start"]) for row in own])
+            for metric in ("Recall@1", "MAP@R")
+        }
+        gained = f"{name} {gains['Recall@1']:+.1f} ({gains['MAP@R']:+.1f})"
+        assert (gained in page) == any(row["kept_step"] for row in own), name
+        assert (name in kept) == (not any(row["kept_step"] for row in own)), name
+        # none ended clearly below its start
+        assert all(row[metric]["more than its start"][1] >= 0 for row in own for metric in gains)
+    for row in measured["adapt_mobile, watched without labels"]["rows"]:
+        shown = ", ".join(
+            f"{100 * (row[metric]['value'] - row[metric]['start']):+.1f}"
+            for metric in ("Recall@1", "MAP@R")
+        )
+        assert f"{row['backbone_lr']:g} {row['set']} {shown.replace(', ', ' (')})" in page
 
 
 def test_the_page_of_the_graded_sets_shows_what_labels_brought_as_measured() -> None:
