@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import sslpipe
 from sslpipe.api import plan_from
 from sslpipe.cli import next_step
 from sslpipe.data.index import load_index
@@ -202,6 +203,24 @@ def test_features_of_new_classes_are_searched_in_themselves(follow, tmp_path):
     line = follow(f"sslpipe embed own --data data {out}")
     assert line == "sslpipe evaluate retrieval test.safetensors test.safetensors --exclude-same-id"
     assert follow(line) is None
+
+
+def test_images_without_a_label_are_no_class_that_splits_share(tmp_path, capsys):
+    """kNN would find no neighbour of a test image's class."""
+    rows = {"train": ["ant", "ant", "", ""], "test": ["bee", "bee", "", ""]}
+    lines = ["path,label,split"]
+    for split, labels in rows.items():
+        for place, label in enumerate(labels):
+            write_grey(tmp_path / f"{split}{place}.png", 9 * len(lines))
+            lines.append(f"{split}{place}.png,{label},{split}")
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    data = tmp_path / "data"
+    table = tmp_path / "list.csv"
+    sslpipe.build_dataset(data, "csv", csv=table, split_column="split")
+    files = {split: Path(f"{split}.npz") for split in rows}
+    next_step.after_embed(files, Path("own"), str(data), load_index(data))
+    line = "Next: sslpipe evaluate retrieval test.npz test.npz --exclude-same-id\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_training_without_labelled_test_images_is_shown(follow, tmp_path):
