@@ -247,6 +247,8 @@ def stats(
     for name, rows in describe_dataset(data).items():
         title = one_line(f"{data.manifest.name}, {name}")
         table = Table(title=escape(title), show_header=False, box=None)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")  # a long name is not cut
         for row in rows.items():
             table.add_row(*(escape(one_line(cell)) for cell in row))
         SafeConsole().print(table)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LOG_COLUMNS = 240  # of a line that no terminal shows, at most
 console = SafeConsole(stderr=True)
 PLAIN_EVERY_S = 10.0
+_ANY_COLUMNS = 10**6  # more than any table has
 MOST_SKIPPED = 10  # images that cannot be read and are named; the others are counted
 HELP_WIDTH = 80  # columns of a help
 
@@ -111,10 +112,37 @@ def text_table(
 
 def print_table(table: "Table") -> None:
     """Print a table on stdout; a file or a pipe gets lines as long as the table is wide."""
+    _table_printer().print(table)
+
+
+def _table_printer() -> SafeConsole:
     printer = SafeConsole()
-    if not printer.is_terminal:
-        printer = SafeConsole(width=_LOG_COLUMNS)
-    printer.print(table)
+    return printer if printer.is_terminal else SafeConsole(width=_LOG_COLUMNS)
+
+
+def print_named(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
+    """Print rows that begin with a name to copy, such as a path, which no line break divides.
+
+    Where a table is too wide, each name is a line of its own above what is known of it; "-" there
+    is left out.
+
+    Args:
+        heads: Of the columns.
+        rows: The texts of each.
+        left: The first columns, which end at the left.
+    """
+    from rich.measure import Measurement
+
+    table = text_table(heads, rows, left=left)
+    printer = _table_printer()
+    unlimited = printer.options.update_width(_ANY_COLUMNS)
+    if Measurement.get(printer, unlimited, table).maximum <= printer.width:
+        printer.print(table)
+        return
+    for name, *cells in rows:
+        known = zip(heads[1:], cells, strict=True)
+        show(name)
+        show("  " + ", ".join(f"{head} {cell}" for head, cell in known if cell != "-"))
 
 
 def percent(value: float, interval: tuple[float, float]) -> str:

@@ -27,10 +27,10 @@ from sslpipe.cli.options import (
 from sslpipe.cli.terminal import (
     new_app,
     percent,
+    print_named,
     say,
     show,
     show_json,
-    text_table,
     working,
 )
 from sslpipe.errors import UserError, counted, one_line
@@ -289,7 +289,7 @@ def runs(
         size = f"{each['bytes'] / 1e6:.1f} MB"
         recipe = str(each["recipe"] or "-")
         rows.append((each["run"], recipe, each["state"], step, best, test, size))
-    show(text_table(("run", "recipe", "state", "steps", "best", "test", "disk"), rows, left=3))
+    print_named(("run", "recipe", "state", "steps", "best", "test", "disk"), rows, left=3)
     for each in runs:
         if each["state"] == "damaged":
             show(one_line(each["detail"]))

@@ -16,7 +16,8 @@ from statistics import mean
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from sslpipe.arguments import checked
 from sslpipe.errors import UserError
@@ -204,9 +205,9 @@ def render(summary: dict[str, Any]) -> Group:
         )
     rows |= {f"damaged: {name}": text for name, text in summary["damaged"].items()}
     rows |= {f"rank {beat['rank']}": _beat(beat, state) for beat in summary["ranks"]}
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid("", Column(overflow="fold"), padding=(0, 2))  # a long path is not cut
     for name, text in rows.items():
-        table.add_row(name, text)
+        table.add_row(name, Text(text))
     return Group(table)
 
 

@@ -1,5 +1,7 @@
 """`sslpipe status` and `runs` read run directories, living or dead, and say what they find."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -9,6 +11,7 @@ import time
 import pytest
 
 import sslpipe
+from sslpipe.cli import terminal
 from sslpipe.evaluation.suite_file import content_sha256
 from sslpipe.files import append_lines
 from sslpipe.run.lock import RunLock
@@ -251,3 +254,28 @@ def test_runs_are_listed(tmp_path, monkeypatch):
         none = command_line("runs", str(folder), status=2)
         assert said in none.stderr
         assert none.stdout == ""
+
+
+@pytest.mark.parametrize("columns", ["80", "400"])
+def test_the_paths_of_listed_runs_can_be_copied_on_any_terminal(tmp_path, columns):
+    names = ["photos", "photographs-of-the-second-camera-with-diet-at-224px-seed-1"]
+    runs = [str(write_run(tmp_path / name, 10, [(4, {"holdout_knn": 0.9})])) for name in names]
+    terminal = {"COLUMNS": columns, "FORCE_COLOR": "1"}
+    shown = command_line("runs", str(tmp_path), status=0, **terminal).stdout
+    lines = shown.splitlines()
+    assert [sum(run in line for line in lines) for run in runs] == [1, 1]
+    for text in ("holdout_knn 0.9", "10 of 20", "made up"):
+        assert shown.count(text) == 2
+    together = [line for line in lines if runs[1] in line and "10 of 20" in line]
+    assert len(together) == (columns == "400")
+
+
+def test_a_status_on_a_narrow_terminal_cuts_no_path(run_dir, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    long = f"/data/{'x' * 200}/[red]"
+    summary = status(run_dir) | {"first_skipped": 3, "last_skipped": 4, "run": long}
+    summary["health"] = {**summary["health"], "skipped_steps": 2}
+    with (text := io.StringIO()), contextlib.redirect_stdout(text):
+        terminal.show(render(summary))
+        shown = "".join(line.strip() for line in text.getvalue().splitlines())
+    assert long in shown

@@ -9,7 +9,7 @@ from PIL import Image
 
 import sslpipe
 from sslpipe.errors import DataError
-from tests.helpers.shards import jpeg, run, tree, write_photos, write_tar
+from tests.helpers.shards import grey, jpeg, run, tree, write_photos, write_tar
 
 ALL = (
     *("--test-fraction", 0.25, "--samples-per-shard", 5, "--resize-px", 9),
@@ -125,6 +125,16 @@ def test_a_data_set_is_looked_at_and_verified_as_by_the_commands(tmp_path, capsy
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
         f"{fault.shard} {fault.key}".rstrip() for fault in faults
     ]
+
+
+def test_stats_on_a_narrow_terminal_cut_no_name(tmp_path, capsys, monkeypatch):
+    name = "a-class-of-a-long-name-" * 6
+    grey(tmp_path / "photos" / name / "a.png", 9)
+    sslpipe.build_dataset(tmp_path / "set", root=tmp_path / "photos")
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run("stats", tmp_path / "set") == 0
+    assert name in "".join(capsys.readouterr().out.split())
 
 
 def test_a_table_in_memory_is_read_as_its_file(tmp_path, monkeypatch):
