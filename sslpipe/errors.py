@@ -23,6 +23,10 @@ _OPTION = re.compile(
     """,
     re.VERBOSE,
 )
+# s3:/bucket: the path that pathlib makes of s3://bucket, which the user typed
+_URL_OF_A_PATH = re.compile(
+    r"(?<![\w/.+-])((?:https?|ftp|s3a?|gs|gcs|hdfs|abfss?|az|hf):)/(?=[^/\s])"
+)
 _NUMBER = re.compile(r"-?\d+(\.\d*)?(e-?\d+)?")
 # options that take no value, but for --no-NAME
 FLAGS = frozenset(
@@ -47,6 +51,7 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str, settings: str = "") -> None:
+        message = _URL_OF_A_PATH.sub(r"\1//", message)
         super().__init__(for_caller(one_line(message)))
         self.settings = settings
 

@@ -293,7 +293,7 @@ def test_a_url_names_no_place_to_write(tmp_path):
     words = ["sslpipe", "train", recipe, "--data", data, "--run-dir", "s3://bucket/run"]
     ended = python("-m", *map(str, words), cwd=tmp_path)
     assert ended.returncode == 2
-    assert "--run-dir = 's3:/bucket/run' is a URL" in ended.stderr
+    assert "--run-dir = 's3://bucket/run' is a URL" in ended.stderr
     assert not (tmp_path / "s3:").exists()
 
 

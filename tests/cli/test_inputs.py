@@ -54,6 +54,15 @@ slurm {r} data.batchsize=8 --data {d} --run-dir {n} -> did you mean 'batch_size'
 slurm {r} --data {d} --run-dir {n} --nodes 3 -> does not divide over 3
 slurm {r} --data {d} --run-dir {n} --option job-name=a;b -> job-name
 status {n} -> holds no run
+status s3://bucket/run -> s3://bucket/run holds no run
+runs gs://bucket/runs -> gs://bucket/runs is not a folder
+report https://host/run --data {d} -> https://host/run holds no run
+check s3://bucket/tiny.toml -> no recipe at s3://bucket/tiny.toml
+embed s3://bucket/run --data {d} --out {n}.npz -> there is no s3://bucket/run
+search s3://b/a.npz {f} -> cannot read embeddings from s3://b/a.npz
+shards build {n} --root hf://datasets/a -> --root='hf://datasets/a' is not a folder
+shards build s3://bucket/out --root {s} -> 's3://bucket/out' is a URL
+shards build {n} --source csv --csv https://host/a.csv -> cannot read https://host/a.csv
 export {n} --out {n} -> neither an export nor a run
 export {m} --out {f} -> {f} is a file; name another folder
 embed {n} --data {d} --out {n}.npz -> neither an export nor a run
