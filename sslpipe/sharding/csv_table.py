@@ -46,6 +46,8 @@ _OTHER_TABLES = {  # what reads them
     (".feather",): "pandas.read_feather(FILE)",
     (".gz", ".zip", ".bz2", ".xz"): "pandas.read_csv(FILE)",
 }
+_HEADER_BYTES = 512  # of a spreadsheet
+_PART_BYTES = 2**20  # read at a time
 DELIMITERS = (",", ";", "\t", "|")
 _SEP = re.compile(rb"\A(\xef\xbb\xbf)?\"?sep=.\"?(?=[\r\n])")  # first line of a table for Excel
 
@@ -160,9 +162,9 @@ def _check_text(path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         raise DataError(f"{path} is a parquet file; --source=parquet --root={str(path)!r} reads it")
-    if suffix == ".xls" and path.is_file() and b"\0" not in path.read_bytes():
-        return  # some programs name a table with tabs so; a spreadsheet has zero bytes
-    if suffix == ".json" and path.is_file() and b'"annotations"' in path.read_bytes():
+    if suffix == ".xls" and path.is_file() and not _begins_binary(path):
+        return  # some programs name a table with tabs so
+    if suffix == ".json" and path.is_file() and _holds(path, b'"annotations"'):
         raise DataError(
             f"{path} has COCO's lists of images, annotations and categories; docs/your-data.md has "
             "the lines of Python that join them and build"
@@ -173,6 +175,23 @@ def _check_text(path: Path) -> None:
                 f"{path} is no CSV; give it as a DataFrame: sslpipe.build_dataset(OUT, {reads}, "
                 f"root={str(path.parent)!r}, image_column=..., label_column=...)"
             )
+
+
+def _begins_binary(path: Path) -> bool:
+    """Return whether a spreadsheet begins as Excel's own files do, with zero bytes."""
+    with path.open("rb") as file:
+        return b"\0" in file.read(_HEADER_BYTES)
+
+
+def _holds(path: Path, word: bytes) -> bool:
+    """Return whether a file has some bytes; reads it a part at a time, up to them."""
+    end = b""
+    with path.open("rb") as file:
+        while part := file.read(_PART_BYTES):
+            if word in end + part:
+                return True
+            end = part[-len(word) :]
+    return False
 
 
 @runtime_checkable

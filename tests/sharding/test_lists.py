@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tracemalloc
 import unicodedata
 import zipfile
 from pathlib import Path
@@ -250,6 +251,31 @@ def test_lists_of_coco_are_refused_with_the_page_that_joins_them(tmp_path, capsy
     file.write_text('{"info": {}, "images": [{"id": 3}], "annotations": [], "categories": []}')
     error = error_of(capsys, "build", tmp_path / "o", "--source", "csv", "--csv", file)
     assert "docs/your-data.md" in error
+
+
+@pytest.mark.parametrize("place", [10, *range(2**20 - 16, 2**20 + 1, 4), 2**25])
+def test_lists_of_coco_are_known_in_the_memory_of_a_part(tmp_path, place):
+    file = tmp_path / "instances_train.json"
+    text = b'{"images": [' + b" " * (place - 12) + b'"annotations": []}' + b" " * 2**25
+    file.write_bytes(text)
+    del text
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"docs/your-data\.md"):
+        sslpipe.build_dataset(tmp_path / "out", "csv", csv=file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**24
+
+
+def test_a_spreadsheet_is_known_by_its_first_bytes(tmp_path):
+    file = tmp_path / "list.xls"
+    file.write_bytes(bytes.fromhex("d0cf11e0a1b11ae1") + bytes(2**25))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"pandas\.read_excel"):
+        sslpipe.build_dataset(tmp_path / "out", "csv", csv=file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**24
 
 
 def test_a_table_with_tabs_is_read_though_it_is_named_as_a_spreadsheet(tmp_path, photos):
