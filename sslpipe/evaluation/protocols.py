@@ -33,7 +33,6 @@ FEWER_NEIGHBOURS = (1, 5)  # beside DINO's k
 # k is measured up to this, and beyond it up to so many times the rows of the largest train class
 CLOSE_K = 20
 FAR_K = 10
-FARS = (1e-1, 1e-2, 1e-3)
 # rows x features x classes, above which linear probes are not part of a suite: some 15 minutes a
 # set on two CPU cores; ImageNet on a GPU is below
 PROBE_WORK = 2**36
@@ -267,7 +266,6 @@ def _inside_test(test: Embeddings, left_out: list[str]) -> list[Part]:
     """Retrieval and verification with the options that these samples allow."""
     try:
         same = draw_pairs(test, FOLDS, SEED).same
-        different = int((~draw_pairs(test, round(1 / min(FARS)), SEED).same).sum())
     except DataError as error:
         left_out.append(f"retrieval and verification: {error}")
         return []
@@ -282,10 +280,9 @@ def _inside_test(test: Embeddings, left_out: list[str]) -> list[Part]:
             f"verification: {int(same.sum())} pairs of one label in test, below {FOLDS}"
         )
         return chosen
-    fars = [far for far in FARS if far * different >= 1]
 
     def verified(_: Embeddings, rows: Embeddings) -> Columns:
-        return [(None, one) for one in verification(rows, rows, far=fars, seed=SEED)]
+        return [(None, one) for one in verification(rows, rows, seed=SEED)]
 
     return [*chosen, Part("verification", verified)]
 

@@ -18,6 +18,7 @@ from sslpipe.random import hash_integers
 
 RESAMPLES = 300
 FOLDS = 10  # of the accuracy
+FARS = (1e-1, 1e-2, 1e-3)  # where none are given
 
 
 class LabelledPairs(NamedTuple):
@@ -41,7 +42,7 @@ def verification(
     queries: Embeddings,
     *,
     pairs: int = 10_000,
-    far: Sequence[float] = (1e-1, 1e-2, 1e-3),
+    far: Sequence[float] | None = None,
     seed: int = 0,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
@@ -55,7 +56,8 @@ def verification(
         queries: Labelled rows.
         pairs: So many of one label and as many of two, drawn without repetition by hashes of `seed`
             and the places of the sorted ids (all, where there are fewer).
-        far: False accept rates, each in (0, 1).
+        far: False accept rates, each in (0, 1). Default: 0.1, 0.01 and 0.001, each where it is at
+            least one of the different pairs.
         seed: Of the pairs and of the resamples.
         process: This process.
 
@@ -76,13 +78,15 @@ def verification(
     chosen = draw_pairs(queries, pairs, seed)
     same_count = int(chosen.same.sum())
     different_count = int((~chosen.same).sum())
+    if far is None:
+        far = [each for each in FARS if each * different_count >= 1]
     for each in far:
         if not 0 < each < 1:
             raise DataError(f"far = {tuple(far)} must lie between 0 and 1")
         if each * different_count < 1:
             raise DataError(
-                f"far = {each:g} of {different_count} different pairs is less than one; draw at "
-                f"least {1 / each:.0f} pairs, or name a larger far"
+                f"far = {each:g} of {different_count} different pairs is less than one, and needs "
+                f"{1 / each:.0f}; give a larger far, or more images"
             )
     scores = pair_cosines(queries, chosen, process)
     if process.world_size > 1:  # all shares, in order, on every process
