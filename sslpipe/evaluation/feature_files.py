@@ -88,6 +88,8 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
         remedy = "embed again, or save them by numpy.savez('X.npz', features=..., labels=...)"
         if "Object arrays" in str(error):
             remedy = "save texts as texts, as in numpy.asarray(labels, dtype=str)"
+            if path.suffix == ".npy":
+                remedy = "save floats (rows, features), as in numpy.stack(features)"
         if path.suffix not in FILES:
             remedy = f"it is none of {', '.join(FILES)}; {remedy}"
         raise DataError(f"cannot read embeddings from {path}: {error}; {remedy}") from error
@@ -151,10 +153,12 @@ def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
     if features.ndim != 2 or not features.dtype.is_floating_point:
         dtype = str(features.dtype).removeprefix("torch.")
         shape = f"{dtype} {tuple(features.shape)}"
-        raise DataError(
-            f"{path}: features are {shape}, not floats (rows, features); convert them, as in "
-            "features.astype('float32')"
-        )
+        remedy = "convert them, as in features.astype('float32')"
+        if features.ndim == 4:  # of a network without its pooling
+            remedy = "average them over height and width, as in features.mean((2, 3))"
+        elif features.ndim != 2:
+            remedy = "reshape them, one row an image"
+        raise DataError(f"{path}: features are {shape}, not floats (rows, features); {remedy}")
     integers = {
         "labels": torch.full((len(features),), -1),
         "ids": torch.arange(len(features)),
@@ -164,7 +168,14 @@ def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
         if tensor.shape != features.shape[:1] or tensor.dtype.is_floating_point:
             dtype = str(tensor.dtype).removeprefix("torch.")
             shape = f"{dtype} {tuple(tensor.shape)}"
-            raise DataError(f"{path}: {name} are {shape}, not integers ({len(features)},)")
+            remedy = f"convert them, as in {name}.astype('int64')"
+            if tensor.ndim == 2:
+                how = "ravel()" if tensor.shape[1] == 1 else "argmax(1)"
+                remedy = f"convert them, as in {name}.{how}"
+            elif tensor.shape != features.shape[:1]:
+                remedy = "save one of each row"
+            expected = f"integers ({len(features)},)"
+            raise DataError(f"{path}: {name} are {shape}, not {expected}; {remedy}")
         integers[name] = tensor.to(torch.int64)
     return Embeddings(features.float(), integers["labels"], integers["ids"])
 
