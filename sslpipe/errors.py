@@ -170,8 +170,9 @@ def check_count(
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return '; did you mean X?' for the nearest known name, or '' where none is near."""
-    near = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    by_lower = {each.lower(): each for each in reversed([*known])}
+    near = difflib.get_close_matches(name[:100].lower(), by_lower, n=1, cutoff=0.6)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
 
 
 def did_you_mean_key(key: str, known: Iterable[str], most: int = 3, cutoff: float = 0.4) -> str:

@@ -217,6 +217,8 @@ def test_a_bad_value_is_named(key, value):
 def test_an_unknown_preset_or_key_names_the_nearest():
     with pytest.raises(RecipeError, match=r"'simcrl' is unknown; did you mean 'simclr'"):
         view_specs("simcrl", 96)
+    with pytest.raises(RecipeError, match=r"'SimCLR' is unknown; did you mean 'simclr'"):
+        view_specs("SimCLR", 96)
     with pytest.raises(RecipeError, match=r"augment\.crop_aera .* did you mean 'crop_area'"):
         view_specs("simclr", 96, {"crop_aera": [0.2, 1.0]})
 
