@@ -1,6 +1,5 @@
 """Networks that are too large: of strangers, refused before memory is taken; else, one line."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,40 +11,29 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from sslpipe.errors import RecipeError, UserError, WeightsError, shown
+from sslpipe.errors import RecipeError, WeightsError, shown
 from sslpipe.portable import gib, memory_is_short, total_memory_bytes
 
 Network = TypeVar("Network", bound=nn.Module)
 MOST_MODULES = 10_000  # the deepest networks that timm has are of a third
 _NO_MEMORY = ("allocate memory", "storage size", "overflow", "too large", "out of memory")
-MOST_IMAGE_GB = 4.0  # SSLPIPE_IMAGE_GB: memory that one image may take in a network of others
-_BYTES_PER_PX = 256  # the first layers' maps: 64 float32 channels
+MOST_SIDE_PX = 4096  # of an image: its first maps, of 64 channels, take 4 GiB
 
 
 class TooLarge(RecipeError):
     """A network asks for more memory or modules than allowed."""
 
 
-def most_image_bytes() -> int:
-    """Return the memory that one image may take. Raises: UserError for a garbled setting."""
-    text = os.environ.get("SSLPIPE_IMAGE_GB", str(MOST_IMAGE_GB))
-    try:
-        return int(float(text) * 2**30)
-    except (ValueError, OverflowError):
-        raise UserError(f"SSLPIPE_IMAGE_GB = {shown(text)} is not a number of GiB") from None
-
-
 def check_side(what: str, side_px: int) -> None:
     """Check the side of the images that a source asks for, before anything of it is built.
 
     Raises:
-        WeightsError: One image would take more than `most_image_bytes` in the first layers.
+        WeightsError: It is more than MOST_SIDE_PX.
     """
-    most_px = int((most_image_bytes() / _BYTES_PER_PX) ** 0.5)
-    if not 1 <= side_px <= most_px:
+    if not 1 <= side_px <= MOST_SIDE_PX:
         raise WeightsError(
-            f"{what} asks for images of {shown(side_px)} px, not of 1 to {most_px:,} px; where "
-            "memory suffices, SSLPIPE_IMAGE_GB=N allows N GiB for an image"
+            f"{what} asks for images of {shown(side_px)} px, not of 1 to {MOST_SIDE_PX:,} px; name "
+            "a smaller size"
         )
 
 
