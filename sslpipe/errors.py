@@ -213,6 +213,16 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{plural * (number != 1)}"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in words: "43 s", "3 min 5 s", "2 h 10 min"."""
+    whole = round(seconds)
+    for size, unit, smaller, small_unit in ((3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {small_unit}" if rest else "")
+    return f"{whole} s"
+
+
 def listed(texts: Sequence[str], most: int, between: str = ", ") -> str:
     """Return some texts in a line, and the number of the others: "a, b and 1,024 more"."""
     more = f" and {len(texts) - most:,} more" if len(texts) > most else ""

@@ -22,6 +22,7 @@ from sslpipe.check.outcome import (
 )
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.pipeline import Batch
+from sslpipe.errors import duration
 from sslpipe.optim.parameter_groups import describe_groups
 from sslpipe.planning.memory import Memory, Room, check_memory, memory_of_plan
 from sslpipe.precision import AUTOCAST
@@ -213,19 +214,12 @@ def step_seconds(
 
 def time_text(step_s: float, recipe: RunRecipe, precision: str, device: torch.device) -> str:
     """Return how long a run takes: a step, all of them, and what was timed."""
-    in_all = f"{_duration(step_s * recipe.total_steps)} in all"
+    in_all = f"{duration(step_s * recipe.total_steps)} in all"
     if recipe.half_size_steps:
         in_all += f" (the first {recipe.half_size_steps:,} steps with views of half the size)"
     timed = f"one {device.type} process of this machine, without reading, loss and optimizer"
     digits = ".0f" if step_s >= 10 else ".2g"  # not 1.2e+02
     return f"{in_all}, {step_s:{digits}} s/step ({precision}, {timed})"
-
-
-def _duration(seconds: float) -> str:
-    """As "12 min"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _seconds(device: torch.device, step: Callable[[], None]) -> float:

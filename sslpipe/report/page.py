@@ -21,6 +21,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from sslpipe.errors import duration
 from sslpipe.evaluation.result import caveats
 from sslpipe.evaluation.suite_file import features_name
 from sslpipe.evaluation.verdict import BASELINES, form_names, verdict_text
@@ -59,16 +60,6 @@ def number(value: float | None) -> str:
 def percent(value: float, signed: bool = False) -> str:
     """Write a share in percent with one digit, "71.0"; signed: as a difference, "+1.5"."""
     return f"{100 * value:{'+' if signed else ''}.1f}"
-
-
-def duration(seconds: float) -> str:
-    """Write '43 s', '3 min 5 s', '2 h 10 min'."""
-    whole = round(seconds)
-    for size, unit, smaller, small_unit in ((3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // smaller
-            return f"{whole // size} {unit}" + (f" {rest} {small_unit}" if rest else "")
-    return f"{whole} s"
 
 
 def feature_title(row: Mapping[str, Any]) -> str:
