@@ -22,6 +22,7 @@ from sslpipe.export.saved import SavedBackbone
 from sslpipe.losses import Objective
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.models.backbones import Backbone
+from sslpipe.models.flops import step_flops
 from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import MomentumPair
 from sslpipe.models.simclr import SimCLR
@@ -92,6 +93,14 @@ def freeze_and_group(model: Model, recipe: Recipe) -> list[dict[str, Any]]:
         layer_decay=tune.layer_decay,
     )
     return parameter_groups(model, recipe.optim, scale, pretrained=ramped_prefix(tune))
+
+
+def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
+    """Count FLOPs of a step, forward and backward; what gradient caching repeats is not counted."""
+    trained = nn.Sequential(model.backbone, model.projector)
+    flops = step_flops(trained, recipe.data.batch_size, crop_px, model.backbone.channels)
+    # forward and twice as much backward for either view; the keys of a pair have no backward
+    return flops * (4 / 6 if recipe.momentum else 1)
 
 
 def build_loss(recipe: Recipe, teacher: TeacherFeatures | None = None) -> Objective:

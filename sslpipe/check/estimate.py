@@ -86,6 +86,7 @@ def check_of(
     details: Sequence[tuple[str, str]] = (),
     warnings: Sequence[str | None] = (),
     in_several: Sequence[str] = (),
+    step_flops: float = 0.0,
 ) -> Check:
     """Time a step, and put what is known of a run of any kind around what is known of this one.
 
@@ -97,6 +98,7 @@ def check_of(
         details: What else they look at when something is odd.
         warnings: Further ones; None: it does not apply.
         in_several: Columns whose values are meant to be in several splits.
+        step_flops: Of a step; 0: not counted.
     """
     recipe = plan.recipe
     parts = estimate.parts
@@ -135,6 +137,7 @@ def check_of(
         warnings=tuple(text for text in all_warnings if text),
         memory=estimate.memory,
         digest=estimate.digest,
+        step_flops=step_flops,
         step_seconds=step_s,
     )
 

@@ -27,6 +27,7 @@ class Check(NamedTuple):
     warnings: tuple[str, ...]
     memory: Memory  # bytes, of one process with the whole batch, or micro-batch
     digest: str
+    step_flops: float = 0.0  # of a pretraining
     step_seconds: float = 0.0
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from sslpipe.data.pairing import survey
 from sslpipe.data.partners import Pairing, joint_codes
 from sslpipe.errors import RecipeError
 from sslpipe.models.tuning import count_parameters
-from sslpipe.parts import Parts
+from sslpipe.parts import Parts, recipe_flops
 from sslpipe.plan import Pretraining
 from sslpipe.planning.memory import Room, check_memory
 from sslpipe.planning.watch import watch_text
@@ -37,14 +37,23 @@ def check_pretraining(plan: Pretraining) -> Check:
         if alone := check_memory(few, recipe, Room.here(estimate.device)):
             raise RecipeError(f"with no more than 4 images at a time {alone}")
     order_rows, mixing_rows, poorly_mixed = _look_at_order(plan)
+    flops = recipe_flops(recipe, parts.model, parts.augment.crop_px)
     return check_of(
         plan,
         estimate,
         watch=watch_text(recipe.run, plan.split.labels_of(plan.watched), views=True),
         rows=[*_size_rows(plan, parts), *order_rows],
-        details=mixing_rows,
+        details=[
+            (
+                "FLOPs per step",
+                f"{flops:.3g}, forward and backward of {2 * recipe.data.batch_size} views"
+                + " of crop_px" * bool(recipe.half_size_steps),
+            ),
+            *mixing_rows,
+        ],
         warnings=[poorly_mixed],
         in_several=recipe.pairs.different if recipe.pairs else (),
+        step_flops=flops,
     )
 
 

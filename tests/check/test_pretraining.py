@@ -14,6 +14,8 @@ import torch
 import torchvision
 from rich.console import Console
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models import VisionTransformer
 
 import sslpipe.check.estimate
 from sslpipe.augment.two_views import build_augment
@@ -25,6 +27,7 @@ from sslpipe.data.index import Split, load_index
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.backbones import backbone_settings, build_backbone
+from sslpipe.models.flops import step_flops
 from sslpipe.models.tuning import count_parameters
 from sslpipe.parts import build_model
 from sslpipe.plan import Pretraining
@@ -80,11 +83,13 @@ def test_the_sizes_are_those_of_the_recipe_and_the_data(recipe_of, index):
     assert result.digest == identity(recipe.resolved(7), index.sha256, ORDER_VERSION)["digest"]
 
 
-def test_resnet18_has_torchvisions_parameters():
+def test_resnet18_has_torchvisions_parameters_and_flops():
     backbone = build_backbone(backbone_settings(kind="torchvision/resnet18"), crop_px=224)
     published = torchvision.models.ResNet18_Weights.DEFAULT.meta
     head = 512 * 1000 + 1000
     assert count_parameters(backbone) == published["num_params"] - head
+    multiply_adds = published["_ops"] * 1e9
+    assert step_flops(backbone, 1, 224) == pytest.approx(2 * 3 * 2 * multiply_adds, rel=0.01)
 
 
 def test_a_holdout_that_leaves_little_to_train_on_is_told_with_one_to_set(checked, monkeypatch):
@@ -94,6 +99,13 @@ def test_a_holdout_that_leaves_little_to_train_on_is_told_with_one_to_set(checke
     assert mixed.startswith("mixing score 0.500")
     assert "data.holdout = 36 holds out 36 of 128 images of the split 'train' (28%)" in warning
     assert warning.endswith("set data.holdout=12")
+
+
+def test_flops_of_a_transformer_are_those_of_torchs_counter():
+    network = VisionTransformer(32, 16, 2, 2, 32, 64)
+    with FlopCounterMode(display=False) as counter:
+        network.eval()(torch.zeros(1, 3, 32, 32))
+    assert step_flops(network, 5, 32) == 5 * 2 * 3 * counter.get_total_flops()
 
 
 def test_activations_are_what_autograd_must_keep(recipe_of):
@@ -324,6 +336,8 @@ def test_a_momentum_encoder_costs_its_weights_and_a_forward(checked):
     assert pair.memory.weights == 2 * plain.memory.weights
     assert pair.memory.gradients == plain.memory.gradients
     assert pair.memory.activations < 0.6 * plain.memory.activations  # keys keep none
+    # both views forward, backward (twice a forward) for one of them only
+    assert pair.step_flops == pytest.approx(plain.step_flops * 4 / 6)
 
 
 def test_the_tables_show_everything_and_cut_no_digest(checked):
@@ -332,7 +346,7 @@ def test_the_tables_show_everything_and_cut_no_digest(checked):
     console.print(result.render())
     text = console.file.getvalue()
     assert result.digest in "".join(text.split())
-    for expected in ("time", "memory", "mixing score", "no_decay: ", "BatchNorm2d.bias", "0.05"):
+    for expected in ("time", "memory", "FLOPs per step", "no_decay: ", "BatchNorm2d.bias", "0.05"):
         assert expected in text
     (row,) = [row for row in text.splitlines() if row.strip().startswith("blur_prob")]
     assert "1 | 0.1" in row  # views that differ, side by side
