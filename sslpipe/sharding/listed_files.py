@@ -239,8 +239,10 @@ def check_missing(
     if not missing or (skip_missing and some_stay):
         return
     hint = ", or give --skip-missing to build without them" if some_stay else ""
-    if not some_stay and root is not None:
-        first = Path(missing[0].replace("\\", "/"))  # of Windows
+    first = Path(missing[0].replace("\\", "/"))  # of Windows
+    if some_stay and root is not None:
+        hint = _other_case(first) or hint
+    elif root is not None:
         packed = [f"; {file} is there: unpack it" for file in sorted(root.glob("*.zip"))]
         hint = _where_instead(first, root) or _other_case(first) or "".join(packed[:1])
     remedy = "mend the list or --root"

@@ -180,9 +180,11 @@ def readable(name: str) -> str:
 
 
 def merged_classes(labels: Iterable[str | None]) -> list[str]:
-    """Return which labels are one class, and which are no text of UTF-8."""
+    """Return which labels are one class, which are no text of UTF-8, and a -1 that is a class."""
     by_class: dict[str, set[str]] = {}
+    has_minus_one = False
     for label in labels:
+        has_minus_one |= label is not None and label.strip() == "-1"
         name = class_of(label)
         if name is not None and label is not None:
             by_class.setdefault(name, set()).add(label)
@@ -200,6 +202,10 @@ def merged_classes(labels: Iterable[str | None]) -> list[str]:
         doubts.append(
             f"names of classes that are not UTF-8: {len(strange):,}, such as "
             f"{shown(min(strange))}; convmv -f latin1 -t utf8 renames them"
+        )
+    if has_minus_one and by_class.keys() == {"1"}:  # as of CelebA's attributes
+        doubts.append(
+            "labels are -1 and 1, and -1 is no label; where it is a class, write 0 or a name"
         )
     return doubts
 

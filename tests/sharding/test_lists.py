@@ -136,6 +136,20 @@ def test_separators_of_windows_are_read(tmp_path, photos, capsys):
     (tmp_path / "list.csv").write_text("path,label\ndeep\\id4.png,a\n")
     message = error_of(capsys, "build", tmp_path / "other", "--source", "csv", *words)
     assert "id4.PNG is there: case counts" in message
+    (tmp_path / "list.csv").write_text("path,label\nid0.PNG,a\ndeep\\id4.png,a\n")
+    message = error_of(capsys, "build", tmp_path / "other", "--source", "csv", *words)
+    assert "1 of 2 listed files" in message
+    assert "id4.PNG is there: case counts" in message
+
+
+@pytest.mark.parametrize(("other", "is_doubted"), [("1", True), ("2", False)])
+def test_a_minus_one_beside_a_one_may_be_a_class(tmp_path, photos, other, is_doubted):
+    """As CelebA writes its attributes; beside more classes it is the usual sign of none."""
+    rows = f"path,label\nid0.PNG,-1\nid1.PNG,1\nid2.PNG,{other}\n"
+    (tmp_path / "list.csv").write_text(rows)
+    built(tmp_path, "--source", "csv", "--csv", tmp_path / "list.csv", "--root", photos)
+    doubts = Report.model_validate_json((tmp_path / "out" / FILE).read_text()).doubts
+    assert any("-1 is no label" in doubt for doubt in doubts) == is_doubted
 
 
 def test_lists_of_editors_on_windows_are_read(tmp_path, photos):
