@@ -96,6 +96,6 @@ def without_nan(raw: bytes, nan: float | None) -> tuple[bytes, bool]:
     if nan is None:
         raise BadSample(
             f"{int((~is_finite).sum())} of {pixels.size} values are NaN or infinite; give a "
-            "number in place of them, by nan"
+            "number in place of them, as --nan 0"
         )
     return npy_bytes(np.where(is_finite, pixels, np.float32(nan))), True

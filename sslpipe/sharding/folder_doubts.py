@@ -280,6 +280,8 @@ def are_times(names: Collection[str]) -> bool:
 
 def _end_of_name(path: Path) -> str:
     """Return how the name of an image should end; "" for another file."""
+    if path.name.upper() == "DICOMDIR":  # a list of images
+        return ""
     try:
         with open_file(path) as file:
             start = file.read(132)

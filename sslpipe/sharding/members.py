@@ -1,6 +1,7 @@
 """Turn an image as its source has it into what the shard holds."""
 
 import io
+import logging
 import struct
 import zlib
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from sslpipe.data.decode import (
     without_text,
 )
 
+# what Pillow logs on stderr, a line an image, is in the BadSample
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 _COLOUR_TYPE = {1: 0, 3: 2, 4: 6}  # of a PNG, by channels: grey, RGB, RGBA
 READS_AVIF = features.check("avif") is True  # as Pillow was built
 READS_HEIC = find_spec("pillow_heif") is not None

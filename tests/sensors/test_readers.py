@@ -4,6 +4,7 @@ import io
 import math
 import shutil
 import struct
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -534,7 +535,10 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "looped pages": (changed(loops), "z.tif: "),
     "page bomb": (changed(has_many_pages), "more than 65536 pages"),
     "zip bomb": (bomb, "more than the limit of 1.0 GiB"),
-    "nan": (array(holed()), "3 of 600 values are NaN or infinite; give a number"),
+    "nan": (
+        array(holed()),
+        "values are NaN or infinite; give a number in place of them, as --nan 0",
+    ),
     "objects": (array(np.array([[{}]])), "z.npy: "),
     "complex": (array(np.ones((3, 3), "c8")), "neither integers nor"),
     "integers": (array(np.full((3, 3), 2**30, "u4")), "float32"),
@@ -562,6 +566,18 @@ def test_a_bad_file_is_one_line(tmp_path, root, capsys, name):
     words = ["build", tmp_path / "out", "--root", root, "--channels", "grey"]
     assert reason in error_of(capsys, *words, group="sensors")
     assert not (tmp_path / "out" / "dataset.json").exists()
+
+
+def test_shards_build_refuses_bands_without_lines_of_pillow(tmp_path):
+    """As of bands of a satellite, where Pillow logs each file."""
+    (tmp_path / "in").mkdir()
+    bands = np.zeros((13, 8, 8), np.uint16)
+    tifffile.imwrite(tmp_path / "in" / "1.tif", bands, planarconfig="separate")
+    words = ["shards", "build", str(tmp_path / "out"), "--root", str(tmp_path / "in")]
+    command = [sys.executable, "-m", "sslpipe", *words]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("error: ")
 
 
 def test_bad_files_are_skipped_and_nan_replaced_where_that_is_asked_for(tmp_path, root, capsys):

@@ -91,6 +91,15 @@ def test_an_image_of_another_name_is_told_the_end_that_it_needs(tmp_path, capsys
     assert said.endswith(f"rename them to end in {end}")
 
 
+def test_the_list_of_a_dicom_disk_is_not_told_to_be_an_image(tmp_path, capsys):
+    (tmp_path / "in" / "fox").mkdir(parents=True)
+    (tmp_path / "in" / "fox" / "1.png").write_bytes(grey_png(1))
+    (tmp_path / "in" / "DICOMDIR").write_bytes(bytes(128) + b"DICM")
+    assert run("build", tmp_path / "out", "--root", tmp_path / "in") == 0
+    assert "rename them" not in capsys.readouterr().out
+    assert sum(group.count for group in report_of(tmp_path / "out").left_out) == 1
+
+
 def test_a_class_whose_disk_is_not_mounted_is_named(tmp_path, capsys):
     for name in ("fox", "owl"):
         (tmp_path / "in" / name).mkdir(parents=True)
