@@ -240,7 +240,10 @@ class FrozenBackbone(SavedBackbone):
                 rgb = np.ascontiguousarray(rgb_pixels(picture, image_type.background))
                 pixels = reduce_to(rgb, self.view.canvas_px).transpose(2, 0, 1)
         except OSError as error:
-            raise UserError(f"cannot read {what}: {error.strerror or error}") from error
+            remedy = ""
+            if isinstance(error, IsADirectoryError):
+                remedy = f"; give its files, as sorted(Path({what!r}).rglob('*.jpg'))"
+            raise UserError(f"cannot read {what}: {error.strerror or error}{remedy}") from error
         except ValueError as error:  # BadSample is one, and Pillow's own
             raise UserError(f"{what} cannot be encoded: {error}") from error
         return torch.from_numpy(pixels)[None]  # (1, C, h, w)

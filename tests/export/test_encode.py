@@ -119,6 +119,7 @@ X = torch.zeros(2, 3, 40, 40, dtype=torch.uint8)
         (b"raw", r"images\[0\] cannot be encoded", ""),
         ([None], r"images\[0\] is a NoneType", "give paths"),
         ("nowhere.png", "nowhere.png", "No such file"),
+        ("/", "/", r"rglob\('\*\.jpg'\)"),
         (Image.new("F", (9, 9)), "'F'", "to 8 bits"),
         (Image.new("I", (9, 9)), "'I'", "to 16, mode 'I;16'"),
     ],
