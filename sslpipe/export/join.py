@@ -8,6 +8,7 @@ from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.data.image_type import ImageType, hex_colour
 from sslpipe.errors import UserError
 from sslpipe.export.model import FrozenBackbone
+from sslpipe.export.saved import PART_NOTES
 from sslpipe.models.backbones import (
     JOIN,
     Backbone,
@@ -49,7 +50,12 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
         {**model.config.backbone.model_dump(), "crop_px": model.config.crop_px} for model in models
     ]
     component = backbone_settings(JOIN, {"parts": parts})
-    init = {"source": source, "format": JOIN, "notes": [_describe(model) for model in models]}
+    init = {
+        "source": source,
+        "format": JOIN,
+        "notes": [_describe(model) for model in models],
+        PART_NOTES: [model.notes for model in models],
+    }
     name = " + ".join(f"{model.name} {model.view.crop_px} px" for model in models)
     view = JoinedView([model.view for model in models])
     facts = {"name": name, "init": init}
@@ -79,8 +85,8 @@ def first_part(joined: FrozenBackbone) -> FrozenBackbone:
     del settings["crop_px"]
     part = next(joined.backbone.network.children())
     assert isinstance(part, Backbone)
-    notes = joined.config.facts.get("init", {}).get("notes", ["the first"])
-    facts = {"part": notes[0]}
+    init = joined.config.facts.get("init", {})
+    facts = {"part": init.get("notes", ["the first"])[0], "notes": joined.notes_of_parts()[0]}
     view = next(joined.view.views.children())
     assert isinstance(view, EvalView)
     component = backbone_settings(kind, settings)

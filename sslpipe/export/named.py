@@ -53,7 +53,7 @@ def open_init(
     facts = model.config.facts
     if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter
         report: dict[str, Any] = {"source": str(source), "format": "sslpipe"}
-        kept_facts = ("name", "step", "part", "classes_seen")
+        kept_facts = ("name", "step", "part", "notes", "classes_seen")
         report |= {key: facts[key] for key in kept_facts if key in facts}
         model.update_config(facts={"init": report})
     return model

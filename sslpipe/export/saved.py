@@ -14,6 +14,8 @@ from sslpipe.models.state import module_sha256
 from sslpipe.recipe.sections import BACKBONE, Pixels, Positive
 from sslpipe.registry.schema import Kinds, Settings, SparseSettings
 
+PART_NOTES = "part_notes"  # key of a join's facts["init"]: the notes of each part
+
 
 class Config(Settings):
     """The keys of config.json; unknown ones are an error, as a newer format has a higher version.
@@ -104,14 +106,32 @@ class SavedBackbone(nn.Module):
 
     @property
     def notes(self) -> list[str]:
-        """What was decided, or is not known, of weights that another program wrote; [] of ours."""
+        """What was decided, or is not known, of weights that another program wrote; [] of ours.
+
+        Of a join those of its parts, each once.
+        """
+        if self.config.is_join:
+            parts = self.notes_of_parts()
+            return [*dict.fromkeys(note for notes in parts for note in notes)]
         init = self.config.facts.get("init")
         if not isinstance(init, dict) or "digest" in self.config.facts:
             return []
         notes = init.get("notes")
-        if not isinstance(notes, list) or init.get("format") in ("sslpipe", JOIN):
+        if not isinstance(notes, list) or init.get("format") == "sslpipe":
             return []
         return [f"{self.name}: {one_line(str(note))}" for note in notes]
+
+    def notes_of_parts(self) -> list[list[str]]:
+        """Return the `notes` of each part of a join, in their order."""
+        parts = self.config.backbone.arguments["parts"]
+        init = self.config.facts.get("init")
+        noted = init.get(PART_NOTES) if isinstance(init, dict) else None
+        if not isinstance(noted, list) or len(noted) != len(parts):  # trained further, say
+            return [[] for _ in parts]
+        return [
+            [one_line(str(note)) for note in notes] if isinstance(notes, list) else []
+            for notes in noted
+        ]
 
     @property
     def image_type(self) -> ImageType:

@@ -38,6 +38,7 @@ from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.whiten import fit_whitening, whiten
 from sslpipe.export.load import load_backbone
+from sslpipe.export.named import open_init
 from sslpipe.export.start import Start
 from sslpipe.export.write import export_backbone
 from sslpipe.models.state import module_sha256
@@ -253,6 +254,16 @@ def test_what_is_not_known_of_weights_of_others_is_printed(run, tmp_path):
     assert note in call(evaluate_tool, "suite", run_dir, *words)
     recipe = load_recipe(ROOT / "recipes" / "adapt_mobile.toml")
     assert note.partition(": ")[2] in Start("named", load_backbone(source)).describe(recipe.tune)
+    # of a join, its export, and a training that starts from a part of that
+    join = f"{source}@64+{source}@96"
+    notes = load_backbone(join).notes
+    assert notes == load_backbone(f"{source}@64").notes == load_backbone(f"{source}@96").notes
+    words = ("--data", data, "--split", "test", "--out", tmp_path / "join.npz")
+    assert all(note in call(embed_tool, join, *words) for note in notes)
+    export_backbone(load_backbone(join), tmp_path / "join")
+    assert load_backbone(tmp_path / "join").notes == notes
+    assert "timm's usual weights" in (tmp_path / "join" / "README.md").read_text()
+    assert notes[0] in Start("named", open_init(recipe, tmp_path / "join")).describe(recipe.tune)
     # of a run of ours there is nothing to say, whatever it started from
     settings = ["steps=1", "augment.crop_px=16", "tune.eval_crop_px=16"]
     recipe = load_recipe(write_recipe(tmp_path), settings)
