@@ -235,17 +235,31 @@ def series_doubts(images: Images) -> list[str]:
     classes = images.class_names()
     folders = {name.rpartition("/")[0] for name in images.names}
     least = LEAST_IN_CLASS * max(2, len(classes or folders))
-    if not classes and len(folders) == 1:
+    is_flat = not classes and len(folders) == 1
+    if is_flat:
         least = LEAST_IN_FLAT
     if len(sizes) < least or 2 * sum(sizes.values()) < len(images):
         return []
     first = min(sizes)
-    return [
+    doubt = (
         f"names are numbered in {len(sizes):,} series, such as {shown(first)} with "
-        f"{sizes[first]:,} images, and test was cut at random: where each is no class but a film, "
-        "a scan or one object, images of test have neighbours in train; "
-        r"--name-pattern='(?P<series>.*\D)\d+[.]\w+|.*' --split-by=series leaves them whole"
-    ]
+        f"{sizes[first]:,} images, and test was cut at random: "
+    )
+    # breeds have words of their own, films most often a number: Abyssinian_1, video01_000123
+    words = {re.sub(r"[\W\d_]+", "", series.lower()) for series in sizes}
+    if is_flat and 2 * len(words) > len(sizes):
+        doubt += (
+            r"where each is a class, --name-pattern='(?P<label>.+?)[-_ ]*\d+[.]\w+|.*' takes it as "
+            "one; where each is a film, a scan or one object, images of test have neighbours in "
+            "train; "
+        )
+    else:
+        doubt += (
+            "where each is no class but a film, a scan or one object, images of test have "
+            "neighbours in train; "
+        )
+    whole = r"--name-pattern='(?P<series>.*\D)\d+[.]\w+|.*' --split-by=series leaves them whole"
+    return [doubt + whole]
 
 
 def _cut_classes(

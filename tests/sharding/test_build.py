@@ -264,6 +264,28 @@ def test_a_fraction_of_small_classes_is_met_and_said(tmp_path, capsys):
     assert "a fraction from 0.025" in message
 
 
+LETTERS = "abcdefghij"
+BREEDS = [f"{a}{b}-hound" for a in LETTERS[:5] for b in LETTERS]
+
+
+@pytest.mark.parametrize("breeds", [50, 49])
+def test_a_flat_folder_of_many_named_series_is_asked_for_its_classes(tmp_path, breeds):
+    """Oxford's pets have 37 breeds, Stanford's dogs 120: Abyssinian_1.jpg is no frame of a film."""
+    for number, breed in enumerate(BREEDS[:breeds]):
+        for k in range(5):
+            grey(tmp_path / "in" / f"{breed}_{k + 1}.png", (5 * number + k) % 256)
+    cut = ["--root", tmp_path / "in", "--test-fraction", "0.2"]
+    assert run("build", tmp_path / "out", *cut) == 0
+    said = [doubt for doubt in report_of(tmp_path / "out").doubts if "series" in doubt]
+    assert len(said) == (breeds == 50)
+    for doubt in said:
+        assert doubt.index("a class") < doubt.index("a film")
+        assert SERIES in doubt
+        (pattern,) = re.findall("--name-pattern='([^']*<label>[^']*)'", doubt)
+        assert run("build", tmp_path / "classes", *cut, "--name-pattern", pattern) == 0
+        assert load_index(tmp_path / "classes").manifest.classes == tuple(BREEDS)
+
+
 SERIES = r"(?P<series>.*\D)\d+[.]\w+|.*"
 
 
@@ -273,6 +295,7 @@ SERIES = r"(?P<series>.*\D)\d+[.]\w+|.*"
     [
         ([f"film{f}-{k}" for f in range(50) for k in range(5)], True),
         ([f"breed{f}_{k}" for f in range(37) for k in range(5)], False),  # Oxford's pets
+        ([f"v_{'ab'[f % 2]}_g{f:02d}_{k:04d}" for f in range(50) for k in range(5)], True),  # UCF's
         ([f"owl/film{f}_{10 * k:04d}" for f in range(10) for k in range(5)], True),
         ([f"{c}/0000{t}_{k:05d}" for c in "ab" for t in range(5) for k in range(6)], True),
         ([f"{c}/scan{c}{t}/{k}" for c in "ab" for t in range(5) for k in range(6)], True),
