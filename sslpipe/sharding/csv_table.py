@@ -56,7 +56,7 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     """Read a CSV file, a row an image: a path or URL, and where they are named, label and split.
 
     Paths are relative to the CSV file, or to --root. A .txt file without such a header has a path a
-    line.
+    line; one that begins with the number of its rows is a table, as list_attr_celeba.txt.
     """
     if options.csv is None:
         raise DataError("--source=csv needs --csv FILE")
@@ -68,9 +68,11 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
 def _read_text(options: SourceOptions, path: Path, root: Path, raw: bytes) -> dict[str, Images]:
     """Read what a CSV file or list holds, whose paths are relative to a folder."""
     by = options.split_column
+    counted_table = _counted_table(raw, options.image_column)
+    raw = counted_table or raw
     sign = _delimiter(raw, options.image_column)
     columns = _header(raw, sign)
-    is_list = path.suffix.lower() in LISTS_OF_PATHS and not by
+    is_list = path.suffix.lower() in LISTS_OF_PATHS and not by and counted_table is None
     if is_list and options.image_column not in columns:
         text = raw.decode("utf-8-sig", errors="surrogateescape")  # Windows begins with a mark
         return _read_list(options, root, text)
@@ -134,7 +136,13 @@ def _read_text(options: SourceOptions, path: Path, root: Path, raw: bytes) -> di
     images = from_rows(options, root, rows, cells, where=where)
     read = {*image_names, *options.fields, by}
     unread = unread_columns(columns, {*read, options.label_column})
-    return reported(images, [*unread, *_not_listed(options, images)])
+    doubts = []
+    if {"1", "-1"} == {*labels}:  # of CelebA's attributes
+        doubts.append(
+            f"{options.label_column} is 1 or -1, and -1 stands for no label; where both are "
+            "classes, write 0 for -1"
+        )
+    return reported(images, [*unread, *_not_listed(options, images)], doubts)
 
 
 def _not_listed(options: SourceOptions, images: Mapping[str, Images]) -> list[Group]:
@@ -291,6 +299,26 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         reason = error.strerror or error
         raise DataError(f"cannot read {path}: {reason}; name the table with --csv") from error
+
+
+def _counted_table(raw: bytes, image_column: str) -> bytes | None:
+    """Return a table as CelebA's lists are, as CSV; None: it is another.
+
+    Its first line is the number of its rows, the second one names the columns, in which the column
+    of the images may be left out; blanks stand between cells.
+    """
+    first, _, rest = raw.partition(b"\n")
+    if not re.fullmatch(rb"\s*\d{1,9}\s*", first) or re.search(rb"[,;\"]", rest):
+        return None
+    lines = [b",".join(line.split()) for line in rest.splitlines() if line.strip()]
+    if len(lines) != 1 + int(first) or len(lines) < 2:
+        return None
+    commas = {line.count(b",") for line in lines[1:]}
+    if commas == {lines[0].count(b",") + 1}:
+        lines[0] = image_column.encode() + b"," + lines[0]
+    elif commas != {lines[0].count(b",")}:
+        return None
+    return b"\n".join(lines)
 
 
 def _delimiter(raw: bytes, image_column: str) -> str:

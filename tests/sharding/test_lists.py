@@ -21,7 +21,7 @@ from sslpipe.errors import DataError
 from sslpipe.sharding.build_report import FILE, Report
 from sslpipe.sharding.sources import class_names
 from tests.helpers.dataset import picture, png
-from tests.helpers.shards import error_of, grey, run
+from tests.helpers.shards import error_of, grey, report_of, run
 
 
 @pytest.fixture
@@ -265,6 +265,34 @@ def test_lists_of_coco_are_refused_with_the_page_that_joins_them(tmp_path, capsy
     file.write_text('{"info": {}, "images": [{"id": 3}], "annotations": [], "categories": []}')
     error = error_of(capsys, "build", tmp_path / "o", "--source", "csv", "--csv", file)
     assert "docs/your-data.md" in error
+
+
+def test_tables_that_begin_with_their_number_of_rows_are_read_as_celebas(tmp_path, photos, capsys):
+    """torchvision reads these three by code of their own; a row of the first has 41 cells."""
+    attributes = tmp_path / "list_attr_celeba.txt"
+    attributes.write_text("4\nBald  Smiling \n" + "".join(
+        f"id{k}.PNG {'-1' if k % 2 else ' 1'}  {k}\n" for k in range(4)))  # fmt: skip
+    words = ["--source", "csv", "--csv", attributes, "--root", photos]
+    error = error_of(capsys, "build", tmp_path / "none", *words)
+    assert "no column 'label'; it has: path, Bald, Smiling; name one with --label-column" in error
+    words += ["--label-column", "Bald", "--columns", "Smiling:integer"]
+    assert built(tmp_path, *words) == {"train": [f"id{k}.PNG" for k in range(4)]}
+    split = load_index(tmp_path / "out").split("train")
+    cells = split.column("Smiling").cells.to_pylist()
+    read = zip(split.names_of(range(4)), split.labels.tolist(), cells, strict=True)
+    assert sorted(read) == [(f"id{k}.PNG", -(k % 2), k) for k in range(4)]
+    (doubt,) = report_of(tmp_path / "out").doubts
+    assert "Bald is 1 or -1" in doubt
+    boxes = tmp_path / "list_bbox_celeba.txt"
+    boxes.write_text("2\nimage_id x_1 width\nid1.PNG   95  71\nid0.PNG   72 221\n")
+    words = ["--source", "csv", "--csv", boxes, "--root", photos, "--image-column", "image_id"]
+    words = [*words, "--no-labels", "--columns", "x_1:integer", "--overwrite"]
+    assert built(tmp_path, *words) == {"train": ["id0.PNG", "id1.PNG"]}
+    people = tmp_path / "identity_CelebA.txt"
+    people.write_text("id0.PNG 2880\nid1.PNG 2937\n")
+    words = ["--source", "csv", "--csv", people, "--root", photos, "--overwrite"]
+    assert built(tmp_path, *words) == {"train": ["id0.PNG", "id1.PNG"]}
+    assert load_index(tmp_path / "out").manifest.classes == ("2880", "2937")
 
 
 @pytest.mark.parametrize("place", [10, *range(2**20 - 16, 2**20 + 1, 4), 2**25])
