@@ -47,10 +47,11 @@ def linear_probe(
     Returns:
         details: C, C_at_edge (the grid may be too narrow), converged (the last fit reached its
         tolerance), holdout_top1 for each C, per-class accuracy (null where test has none), the
-        confusion matrix (rows: true class; null beyond 200 classes).
+        confusion matrix (rows: true class; null beyond 200 classes), classes_of_one (of train,
+        where there are such: they are in the fits, and never in the held-out part).
 
     Raises:
-        DataError: More than MOST_PARAMETERS parameters, a class of one row, or none of test's.
+        DataError: More than MOST_PARAMETERS parameters, no class of two rows, or none of test's.
     """
     check_pair(train, test)
     check_classes(train, test)
@@ -92,6 +93,9 @@ def linear_probe(
         "per_class": [h / n if n else None for h, n in zip(hits, totals, strict=True)],
         "confusion": confusion,
     }
+    counts = torch.bincount(train.labels)
+    if alone := int((counts == 1).sum()):
+        details["classes_of_one"] = alone
     if numbers is not None:
         details["numbers"] = numbers
     ends = f"{path[0]:g}..{path[-1]:g}/{len(path)}"
@@ -137,23 +141,23 @@ def _fit(
 def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:
     """Choose the rows that are held out, (N,) bool: in each class a share, at least one row.
 
-    A function of ids and seed, so the same samples for every backbone.
+    The only row of a class is not held out. A function of ids and seed, so the same samples for
+    every backbone.
 
     Raises:
-        DataError: A class has a single row.
+        DataError: No class has two rows.
     """
     if not 0 < fraction < 1:
         raise DataError(f"holdout = {fraction} must lie between 0 and 1")
     labels = train.labels.cpu().numpy()
     members, places = by_class(shuffled(train, (seed,)), labels)
     known, counts = np.unique(labels, return_counts=True)
-    if (counts < 2).any():
-        alone = np.isin(labels, known[counts < 2])
+    if (counts < 2).all():
         raise DataError(
-            f"train row {int(train.ids[int(alone.argmax())])} is the only one of its class, as are "
-            f"{alone.sum():,} of {len(labels):,}; a hold-out needs two: leave such rows out"
+            f"each of the {len(known):,} classes of train has one row, so that none can be held "
+            "out to choose C; score these features by kNN"
         )
-    shares = np.maximum(1, (fraction * counts).astype(np.int64))
+    shares = np.minimum(counts - 1, np.maximum(1, (fraction * counts).astype(np.int64)))
     held = np.zeros(len(labels), bool)
     held[members[places < shares[np.searchsorted(known, labels[members])]]] = True
     return torch.from_numpy(held).to(train.features.device)

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.errors import did_you_mean
+from sslpipe.errors import counted, did_you_mean
 from sslpipe.evaluation.intervals import Interval, wilson95
 
 
@@ -104,6 +104,8 @@ def caveats(details: Mapping[str, Any]) -> list[str]:
         )
     if not details.get("converged", True):
         sentences.append("the fit did not converge")
+    if alone := details.get("classes_of_one"):
+        sentences.append(f"{counted(alone, 'class')} of one train row had no part in choosing C")
     return sentences
 
 

@@ -155,6 +155,35 @@ def test_wrong_options_are_one_clear_error(options, message):
         linear_probe(data, data, **options)
 
 
+def test_classes_of_one_row_alone_choose_nothing():
+    """Of none a row can be held out."""
+    wrong = rows(np.eye(3), [0, 1, 2])
+    with pytest.raises(DataError, match=r"each of the 3 classes of train has one row.*kNN"):
+        linear_probe(wrong, wrong)
+
+
+def test_the_only_row_of_a_class_is_fitted_and_never_held_out():
+    """As in a long tail, of which a command line can leave no row out."""
+    train, test = random_rows(60, 4, 3, seed=1), random_rows(40, 4, 3, seed=2)
+    few = rows(np.eye(4)[:2] * 9, [3, 4])
+
+    def with_few(data):
+        return data._replace(
+            features=torch.cat([data.features, few.features]),
+            ids=torch.cat([data.ids, 1000 + few.ids]),
+            labels=torch.cat([data.labels, few.labels]),
+        )
+
+    longer = with_few(train)
+    assert not holdout_rows(longer, 0.2, 0)[-2:].any()
+    assert torch.bincount(longer.labels[holdout_rows(longer, 0.2, 0)]).min() > 0
+    (result,) = linear_probe(longer, with_few(test))
+    assert result.details["per_class"][3:] == [1.0, 1.0]  # far from all others
+    assert any("2 classes of one train row" in text for text in caveats(result.details))
+    (plain,) = linear_probe(train, test)
+    assert "classes_of_one" not in plain.details
+
+
 def test_numbers_of_products_are_classes_that_are_counted():
     train, test = (random_rows(60, 4, 3, seed=seed) for seed in (1, 2))
     numbers = torch.tensor([10**9, 10**12 + 7, 2**62])
