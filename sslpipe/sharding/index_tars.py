@@ -40,7 +40,12 @@ from sslpipe.sharding.measure import measure
 from sslpipe.sharding.record import merge_classes, open_manifest
 from sslpipe.sharding.scan import BESIDE, index_tar, unread
 from sslpipe.sharding.sources import SourceOptions, class_names, distinct_names, read_file
-from sslpipe.sharding.split_names import missing_shards, split_of, without_number
+from sslpipe.sharding.split_names import (
+    missing_shards,
+    split_of,
+    tars_of_classes,
+    without_number,
+)
 
 _TAR_SUFFIX = re.compile(r"\.(tar|tgz|tbz2|txz|tar\.[a-z0-9]+)$", re.IGNORECASE)
 
@@ -299,6 +304,8 @@ def _report(
             f"no image has a label, which is KEY.cls; if {member} says the class: `sslpipe shards "
             f"build OUT --source tars --root {indexed[0].path.parent} --label-column {named}`"
         )
+    elif not has_labels:
+        doubts += tars_of_classes([tar.path for tar in indexed])
     return write_report(
         out,
         left_out=skipped,

@@ -5,8 +5,9 @@ name means the same split everywhere.
 """
 
 import re
+import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ GENERIC = _FILLERS | {"archive", "raw", "all"}  # folders that say nothing of th
 
 # train-000000, train_0, train-00000-of-00002, train-00000-of-00002-HASH
 _NUMBERED = re.compile(r"(.*?)[-_.]*(\d*|\d+[-_]of[-_]\d+([-_][0-9a-zA-Z]+)?)")
+SPARSEST = 30  # numbers of shards for one that is there
 _SHARD = re.compile(r"(?P<name>.*?)(?P<number>\d+)([-_]of[-_](?P<total>\d+)([-_]\w+)?)?")
 
 
@@ -75,6 +77,31 @@ def missing_shards(files: Iterable[Path]) -> list[str]:
                 "images of the others are missing, unless they are left out on purpose"
             )
     return doubts
+
+
+def tars_of_classes(tars: Sequence[Path]) -> list[str]:
+    """Return a doubt where images have no label, and tars are named as classes and not as shards.
+
+    Each has a name of its own, cat and dog, or a number far from the next, as n01440764 has.
+    """
+    stems = sorted({tar.stem for tar in tars})
+    begins = {without_number(stem) for stem in stems}
+    numbers = [int(match["number"]) for stem in stems if (match := _SHARD.fullmatch(stem))]
+    if len(stems) < 2 or len({tar.parent for tar in tars}) > 1 or any(map(split_of, begins)):
+        return []
+    are_names = len(begins) == len(stems) and "" not in begins
+    are_ids = len(numbers) == len(stems) and max(numbers) - min(numbers) > SPARSEST * len(stems)
+    if not are_names and not are_ids:
+        return []
+    root = tars[0].parent
+    name = '"${tar%.tar}"'
+    into = f'mkdir -p classes/{name} && tar -xf "$tar" -C classes/{name}'
+    unpack = f"cd {shlex.quote(str(root))} && for tar in *.tar; do {into}; done"
+    build = f"sslpipe shards build OUT --root {shlex.quote(str(root / 'classes'))}"
+    return [
+        f"no image has a label; where each tar is a class, such as {shown(stems[0])}, unpack each "
+        f"into a folder of its name, `{unpack}`, and build from these: `{build}`"
+    ]
 
 
 class SplitName(NamedTuple):

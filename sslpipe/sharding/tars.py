@@ -31,7 +31,7 @@ from sslpipe.sharding.sources import (
     root_folder,
     unnamed_split,
 )
-from sslpipe.sharding.split_names import missing_shards
+from sslpipe.sharding.split_names import missing_shards, tars_of_classes
 from sslpipe.sharding.tables import unread_columns
 
 LABEL_COLUMN = "label"  # the default of --label-column, for which KEY.cls comes first
@@ -85,6 +85,8 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
                 f"no image has a label; {', and '.join(hints)}: name the classes with "
                 "--label-column"
             )
+        else:
+            doubts += tars_of_classes([tar.path for tar in every])
     return reported(images, [*skipped, *unread_keys], doubts)
 
 

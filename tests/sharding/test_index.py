@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import re
+import shlex
+import subprocess
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -16,7 +19,17 @@ from sslpipe.portable import one_at_a_time
 from sslpipe.sharding import scan
 from sslpipe.sharding.build_report import FILE, Report
 from sslpipe.sharding.index_tars import index_tars
-from tests.helpers.shards import add, error_of, grey, grey_png, jpeg, run, tree, write_tar
+from tests.helpers.shards import (
+    add,
+    error_of,
+    grey,
+    grey_png,
+    jpeg,
+    report_of,
+    run,
+    tree,
+    write_tar,
+)
 
 # names of members (an image's content is its place among them), and the samples: key -> (place of
 # the image, label)
@@ -190,6 +203,38 @@ def test_tars_are_of_the_split_that_their_names_mean(files, splits, tmp_path):
     assert run("index", folder) == 0
     there = load_index(folder).manifest.splits
     assert {name: len(shards) for name, shards in there.items()} == splits
+
+
+@pytest.mark.parametrize("by", ["index", "build"])
+@pytest.mark.parametrize(
+    ("names", "doubted"),
+    [
+        (("cat", "a-dog"), True),
+        (("n01440764", "n01443537", "n01484850"), True),  # of ImageNet
+        (("laion-000000", "laion-000001"), False),
+        (("00000", "00002"), False),
+        (("train", "val"), False),
+        (("train-0", "test-0"), False),
+    ],
+)
+def test_a_tar_a_class_is_doubted_with_commands_that_label_the_images(
+    names, doubted, by, tmp_path, capsys
+):
+    tars = tmp_path / "my tars"
+    for k, name in enumerate(names):
+        write_tar(tars / f"{name}.tar", (f"{name}_7.png", grey_png(9 * k)))
+    words = ["index", tars] if by == "index" else ["build", tmp_path / "out", "--source", "tars"]
+    assert run(*words, *(["--root", tars] if by == "build" else [])) == 0
+    report = report_of(tars if by == "index" else tmp_path / "out")
+    said = [doubt for doubt in report.doubts if "each tar is a class" in doubt]
+    assert len(said) == doubted
+    for doubt in said:
+        unpack, build = re.findall("`([^`]+)`", doubt)
+        subprocess.run(["bash", "-c", unpack], check=True)
+        program, group, *rest = shlex.split(build.replace("OUT", str(tmp_path / "labelled")))
+        assert (program, group) == ("sslpipe", "shards")
+        assert run(*rest) == 0
+        assert load_index(tmp_path / "labelled").manifest.classes == tuple(sorted(names))
 
 
 def test_two_names_of_one_split_and_tars_in_folders_are_refused_with_a_remedy(tmp_path, capsys):
