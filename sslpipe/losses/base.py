@@ -281,6 +281,11 @@ def check_shares(z: Tensor, counts: tuple[int, ...]) -> None:
         )
 
 
+def _is_one_hot(labels: Tensor) -> bool:
+    """Return whether (B, 2) labels have one 1 and one 0 in each of several rows."""
+    return len(labels) > 1 and bool((labels.sort(dim=1).values == labels.new_tensor([0, 1])).all())
+
+
 def check_views(
     z_a: Tensor,
     z_b: Tensor,
@@ -318,5 +323,12 @@ def check_views(
             raise ValueError(f"{name} must be ({rows},) or ({rows}, 2), got {tuple(numbers.shape)}")
         if numbers is not None and (numbers.is_floating_point() or numbers.dtype == torch.bool):
             raise ValueError(f"{name} must be integers, got {numbers.dtype}; number them, as int64")
+    has_pairs = ids is not None and ids.dim() == 2  # rows of [pairs] name both samples
+    if labels is not None and labels.dim() == 2 and not has_pairs and _is_one_hot(labels):
+        raise ValueError(
+            f"labels are {tuple(labels.shape)} with one 1 in each row, as one-hot labels are, and "
+            "would be read as those of two samples a row: give labels.argmax(dim=1); where a row "
+            "shows two samples, give their ids of the same shape, too"
+        )
     if groups is not None and (groups.dim() != 3 or groups.shape[:2] != (z_a.shape[0], 2)):
         raise ValueError(f"groups must be ({z_a.shape[0]}, 2, K), got {tuple(groups.shape)}")

@@ -206,6 +206,10 @@ def test_objectives_make_no_tensor_larger_than_a_tile_or_the_input(kind: str) ->
         (lambda: SupConLoss()(torch.ones(4, 3), torch.arange(4)), "labels=labels"),
         (lambda: SupConLoss()(torch.ones(4, 2, 3), torch.arange(4)), "labels=labels"),
         (lambda: SupConLoss()(*torch.ones(2, 2, 3), labels=[0, 1]), "labels must be a tensor"),
+        (
+            lambda: SupConLoss()(*torch.ones(2, 3, 3), labels=torch.eye(2).long()[[0, 1, 1]]),
+            r"one-hot.*labels\.argmax\(dim=1\)",
+        ),
         (lambda: NTXentLoss()(*torch.ones(2, 2, 3).numpy()), "z_a must be a tensor"),
     ],
 )
@@ -228,3 +232,14 @@ def test_a_compiled_loss_has_the_gradient_of_the_eager_one(kind: str, whole: boo
     expected = torch.autograd.grad(eager(z_a, z_b), (z_a, z_b))
     actual = torch.autograd.grad(torch.compile(eager)(z_a, z_b), (z_a, z_b))
     torch.testing.assert_close(actual, expected)
+
+
+def test_labels_of_two_samples_a_row_are_taken_with_their_ids():
+    """All rows of a small batch may have partners of the other of two classes."""
+    z_a, z_b = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0]])
+    ids = torch.arange(8).view(4, 2)
+    paired = SupConLoss()(z_a, z_b, ids=ids, labels=labels)
+    assert torch.isfinite(paired)
+    with pytest.raises(ValueError, match="one-hot"):
+        SupConLoss()(z_a, z_b, ids=ids[:, 0], labels=labels)
