@@ -228,6 +228,25 @@ def test_classes_of_the_graded_sets_are_cut_in_half_and_each_picture_counts_once
     assert {len([1 for row in rows if row[1] == name]) for name in splits} == {4, 5, graded.MOST}
 
 
+def test_graded_sets_without_their_packages_are_named_and_the_others_are_built(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    """As with the packages of `--help` alone, without those of names."""
+    for group in range(4):
+        folder = tmp_path / f"debian/usr/share/openclipart/png/group{group}"
+        folder.mkdir(parents=True)
+        for k in range(4):
+            Image.new("RGB", (8, 8), (60 * group, 60 * k, 9)).save(folder / f"{k}.png")
+    words = ["data", str(tmp_path / "debian"), str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", [*words, "--sets", "names", "drawings", "parts"])
+    graded.main()
+    said = [line for line in capsys.readouterr().out.splitlines() if "is left out" in line]
+    assert [line.split()[0] for line in said] == ["names", "parts"]
+    assert "suru-icon-theme" in said[0]
+    assert "nexuiz-textures, ufoai-textures" in said[1]
+    assert len(load_index(tmp_path / "out" / "drawings").manifest.classes) == 4
+
+
 def test_slices_of_the_graded_head_show_the_region_in_their_middle(tmp_path) -> None:
     head = np.random.default_rng(0).integers(0, 255, (60, 70, 80), np.uint8)
     atlas = np.zeros_like(head)

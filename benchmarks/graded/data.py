@@ -15,11 +15,8 @@ middle, left and right alike, and middles of one side are 24 mm apart.
 
 Beside the ten, three of many classes of few images. characters: some 2,000 letters, digits and
 signs, each in 4 drawings by the fonts. names: some 1,400 icon names, each drawn by 4 of THEMES
-(also of the packages tango-icon-theme, elementary-xfce-icon-theme, faenza-icon-theme,
-moka-icon-theme, paper-icon-theme, lxde-icon-theme, papirus-icon-theme, breeze-icon-theme,
-numix-icon-theme, numix-icon-theme-circle, deepin-icon-theme, elementary-icon-theme and
-suru-icon-theme). parts: the quarters of 2,000 colour maps of walls and surfaces, a class a map.
-mri needs nibabel, names resvg-py.
+(whose packages it names). parts: the quarters of 2,000 colour maps of walls and surfaces, a class a
+map. mri needs nibabel, names resvg-py. A set whose packages are not unpacked is named and left out.
 
 Images of the same pixels count once in a set; of a class at most MOST are taken, and classes of
 fewer than LEAST are left out. Classes are cut in the order of a hash of their names: half are
@@ -54,10 +51,54 @@ from benchmarks.common import sslpipe
 TUNING = ("drawings", "stamps")  # settings are chosen on these, and nowhere else
 MOST, LEAST, MOST_CLASSES = 20, 4, 100
 CHARACTERS, NAMES, PARTS = MANY = ("characters", "names", "parts")  # many classes of LEAST images
-THEMES = (
-    *("gnome", "oxygen", "Adwaita", "Tango", "elementary-xfce", "Faenza", "Moka", "Paper"),
-    *("nuoveXT2", "Papirus", "breeze", "Numix", "Numix-Circle", "bloom", "elementary", "suru"),
-)
+THEMES = {  # folder of an icon theme, and its package
+    "gnome": "gnome-icon-theme",
+    "oxygen": "oxygen-icon-theme",
+    "Adwaita": "adwaita-icon-theme",
+    "Tango": "tango-icon-theme",
+    "elementary-xfce": "elementary-xfce-icon-theme",
+    "Faenza": "faenza-icon-theme",
+    "Moka": "moka-icon-theme",
+    "Paper": "paper-icon-theme",
+    "nuoveXT2": "lxde-icon-theme",
+    "Papirus": "papirus-icon-theme",
+    "breeze": "breeze-icon-theme",
+    "Numix": "numix-icon-theme",
+    "Numix-Circle": "numix-icon-theme-circle",
+    "bloom": "deepin-icon-theme",
+    "elementary": "elementary-icon-theme",
+    "suru": "suru-icon-theme",
+}
+TEXTURES = {
+    "games/nexuiz/data/textures.pk3": "nexuiz-textures",
+    "games/ufoai/base/0textures.pk3": "ufoai-textures",
+}
+FONTS = {
+    "fonts/truetype/dejavu": "fonts-dejavu-core",
+    "fonts/truetype/liberation": "fonts-liberation",
+    "fonts/truetype/freefont": "fonts-freefont-ttf",
+}
+UNITS = {"games/wesnoth/1.16/data/core/images": "wesnoth-1.16-data"}
+NEEDS = {  # set -> what it is made of, below usr/share, and the package that has it
+    "drawings": {"openclipart/png": "openclipart-png"},
+    "stamps": {"tuxpaint/stamps": "tuxpaint-stamps-default"},
+    "icons": {
+        "icons/gnome": "gnome-icon-theme",
+        "icons/mate": "mate-icon-theme",
+        "icons/oxygen": "oxygen-icon-theme",
+        "icons/Adwaita": "adwaita-icon-theme",
+    },
+    "sprites": UNITS,
+    "terrain": UNITS,
+    "walls": {"games/nexuiz/data/textures.pk3": "nexuiz-textures"},
+    "surfaces": {"games/ufoai/base/0textures.pk3": "ufoai-textures"},
+    "fashion": {"datasets/fashion-mnist": "dataset-fashion-mnist"},
+    "glyphs": FONTS,
+    "mri": {"mricron/templates": "mricron-data"},
+    CHARACTERS: FONTS,
+    NAMES: {f"icons/{theme}": package for theme, package in THEMES.items()},
+    PARTS: TEXTURES,
+}
 SHORTER_PX = 224
 MAPS = ("_norm", "_gloss", "_glow", "_bump", "_nm", "_sm", "_gm", "_luma", "_shirt", "_pants")
 Classes = dict[str, list[Path]]
@@ -98,8 +139,12 @@ def main() -> None:
             made / PARTS,
         ),
     }
-    for name in args.sets or sets:
+    wanted = [*(args.sets or sets)]
+    for name in wanted:
         if not (args.out / name / "dataset.json").is_file():
+            if packages := missing_packages(name, share):
+                print(f"{name} is left out: unpack {', '.join(packages)} into {args.debian}")
+                continue
             if name in MANY:
                 rows = rows_of(sets[name](), most=LEAST, most_classes=10 * MOST_CLASSES)
             else:
@@ -109,7 +154,13 @@ def main() -> None:
             options = ("--resize-px", str(SHORTER_PX))
             build(args.out / name, rows, "Debian", "see the packages", options=options)
     if args.picture:
-        picture([args.out / f"{name}.csv" for name in args.sets or sets]).save(args.picture)
+        listings = [args.out / f"{name}.csv" for name in wanted]
+        picture([each for each in listings if each.is_file()]).save(args.picture)
+
+
+def missing_packages(name: str, share: Path) -> list[str]:
+    """Return the packages of a set that are not unpacked below a folder, its usr/share."""
+    return [package for inside, package in NEEDS[name].items() if not (share / inside).exists()]
 
 
 # --- what other data sets of Debian's packages are made by, too
