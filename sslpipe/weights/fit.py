@@ -193,6 +193,10 @@ def _why_not_whole(backbone: Backbone, kind: str, match: Match) -> str:
         parts.append(f"its {key} is {shape}, not {tuple(match.expected[key].shape)}")
     if match.foreign:
         parts.append(f"the backbone has no {_first(match.foreign)}")
+    if match.lacking and not match.fitting:  # all lie deeper, as of another network in a wrapper
+        deeper = (key for key in match.stored if key.endswith("." + match.lacking[0]))
+        for key in [*deeper][:1]:
+            parts.append(f"it has {key!r}: was another architecture trained, or a part saved?")
     misfits = "; ".join(parts)
     return f" does not fit {kind}: {match.fitting} of {match.counted} tensors do; {misfits}"
 

@@ -342,6 +342,13 @@ def test_counters_of_batchnorm_are_no_fit(tmp_path, encoders):
         load_backbone(f"torchvision/resnet18@{saved(tree, tmp_path)}")
 
 
+def test_a_wrapped_encoder_of_another_architecture_is_named(tmp_path, encoders):
+    """As of lightly, by a name that it was not trained with."""
+    tree = {"state_dict": prefixed("backbone.", encoders[0])}
+    with pytest.raises(WeightsError, match=r"has '.*backbone\.conv1\.weight': was another archit"):
+        load_backbone(f"torchvision/resnet50@{saved(tree, tmp_path)}")
+
+
 @pytest.mark.parametrize("count", [1, 3, 5, 12])
 @pytest.mark.parametrize("numbering", ["whole", "of each chunk"])
 def test_blocks_in_chunks_are_numbered_through(tmp_path, count, numbering):
