@@ -26,6 +26,7 @@ from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
 from benchmarks.gpu.accuracy import DIET, NT_XENT, SUPERVISED
 from benchmarks.gpu.common import Bench, SkippedError, check
+from benchmarks.graded import adapt as graded_adapt
 from benchmarks.graded import choice as graded_choice
 from benchmarks.graded import chosen as graded_chosen
 from benchmarks.graded import data as graded
@@ -421,6 +422,16 @@ def test_among_all_classes_an_image_of_train_may_be_the_nearest(monkeypatch) -> 
     assert found[graded_chosen.ALL].classes.tolist() == [0, 0, 1, 1]
 
 
+def test_what_a_run_keeps_is_compared_with_its_start_class_by_class() -> None:
+    classes = np.repeat(np.arange(10), 4)
+    start, kept = np.tile([0.0, 0.0, 1.0, 1.0], 10), np.tile([0.0, 1.0, 1.0, 1.0], 10)
+    found = [Found(classes, {"MAP@R": values}, 0) for values in (kept, start)]
+    row = graded_adapt.compared(*found, "MAP@R")
+    assert (row["value"], row["start"]) == (0.75, 0.5)
+    assert row["more than its start"]["value"] == pytest.approx(0.25)
+    assert row["more than its start"]["interval95"] == pytest.approx([0.25, 0.25])  # equal in each
+
+
 def tables_of(page: str) -> dict[str, list[list[str]]]:
     """The cells of a page's tables by the heading above them, lines of the tables alone."""
     tables: dict[str, list[list[str]]] = {}
@@ -490,8 +501,9 @@ def test_the_page_of_the_graded_sets_shows_the_trainings_as_measured() -> None:
 
 def test_the_page_of_the_graded_sets_shows_what_adapt_mobile_brought_as_measured() -> None:
     page = " ".join((MEASURED.parent / "graded.md").read_text().split())
-    measured = figures_of("graded_training")
-    rows = measured["adapt_mobile"]["rows"]
+    measured = figures_of("graded_adapt")["rows"]
+    rows = [row for row in measured if row["labels"]]
+    assert all("tune.backbone_lr=0.1" in row["settings"] for row in rows)
     assert f"[{len(rows)} runs]" in page
     (kept,) = re.findall(r"; ([^;:]*) keep their start", page)
     for name in {row["set"] for row in rows}:
@@ -505,13 +517,20 @@ def test_the_page_of_the_graded_sets_shows_what_adapt_mobile_brought_as_measured
         assert (gained in page) == any(row["kept_step"] for row in own), name
         assert (name in kept) == (not any(row["kept_step"] for row in own)), name
         # none ended clearly below its start
-        assert all(row[metric]["more than its start"][1] >= 0 for row in own for metric in gains)
-    for row in measured["adapt_mobile, watched without labels"]["rows"]:
+        ends = [
+            row[metric]["more than its start"]["interval95"][1] for row in own for metric in gains
+        ]
+        assert min(ends) >= 0, name
+    for row in measured:
+        if row["labels"]:
+            continue
         shown = ", ".join(
             f"{100 * (row[metric]['value'] - row[metric]['start']):+.1f}"
             for metric in ("Recall@1", "MAP@R")
         )
-        assert f"{row['backbone_lr']:g} {row['set']} {shown.replace(', ', ' (')})" in page
+        (rate,) = row["settings"]
+        rate = rate.removeprefix("tune.backbone_lr=")
+        assert f"{rate} {row['set']} {shown.replace(', ', ' (')})" in page
 
 
 def test_the_page_of_the_graded_sets_shows_what_labels_brought_as_measured() -> None:
