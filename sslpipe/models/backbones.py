@@ -135,9 +135,6 @@ class BackboneSettings(SparseSettings):
     pool_power: float | None = None
     """Sets the power of gem, instead of learning it; 2: L2 pooling."""
 
-    example: ClassVar[str] = ""
-    """A whole `kind`, of a family with several architectures."""
-
     @field_validator("kind")
     @classmethod
     def _names_an_architecture(cls, kind: str) -> str:

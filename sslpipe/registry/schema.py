@@ -73,6 +73,8 @@ class KindSettings(Settings):
     """Which part; the other keys are its settings."""
     derived: ClassVar[frozenset[str]] = frozenset()
     """Names of further arguments of the part, which other settings or the data decide."""
+    example: ClassVar[str] = ""
+    """Of a kind that is written with an architecture: KIND/NAME."""
 
     def build(self, **known: Any) -> Any:
         """Build the part.
@@ -171,7 +173,10 @@ class Kinds:
         return settings_type.model_validate(dict(value), context=info.context)
 
     def _unknown_kind(self, kind: object) -> PydanticCustomError:
-        known = self.names()
+        known = [
+            settings.example or name
+            for name, settings in zip(self.names(), self.classes(), strict=True)
+        ]
         near = did_you_mean(kind, known) if isinstance(kind, str) else ""
         text = f"is unknown{near}{plugin_hint()}; known: {', '.join(sorted(known))}"
         return PydanticCustomError("unknown_kind", "{text}", {"text": text})

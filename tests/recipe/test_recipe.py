@@ -68,6 +68,7 @@ def test_a_key_missing_in_the_file_has_its_default(path):
         ("optin.peak_lr=1", r"unknown key optin; did you mean 'optim'\?"),
         ("data.batch_size=many", r"data\.batch_size = 'many': .*integer"),
         ("optim.kind=sdg", r"optim\.kind = 'sdg' is unknown; did you mean 'sgd'"),
+        ("backbone.kind=resnet18", r"known: .*, torchvision/resnet18"),
         ("optim.kind=adamw", r"unknown key optim\.momentum; known here: .*betas"),
         ("optim.nestrov=true", r"unknown key optim\.nestrov; did you mean 'nesterov'"),
         ("optim.betas=[0.9, 0.99]", r"unknown key optim\.betas;"),
