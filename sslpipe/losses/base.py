@@ -281,9 +281,18 @@ def check_shares(z: Tensor, counts: tuple[int, ...]) -> None:
         )
 
 
+FEWEST_ONE_HOT = 32  # rows
+
+
 def _is_one_hot(labels: Tensor) -> bool:
-    """Return whether (B, 2) labels have one 1 and one 0 in each of several rows."""
-    return len(labels) > 1 and bool((labels.sort(dim=1).values == labels.new_tensor([0, 1])).all())
+    """Return whether (B, 2) labels are one-hot: one 1 a row, in either place, in many rows.
+
+    Those of two samples a row can be so, too, but hardly in FEWEST_ONE_HOT rows.
+    """
+    if len(labels) < FEWEST_ONE_HOT:
+        return False
+    is_one_hot = (labels.sort(dim=1).values == labels.new_tensor([0, 1])).all()
+    return bool(is_one_hot & (labels[:, 0] != labels[0, 0]).any())
 
 
 def check_views(

@@ -207,7 +207,7 @@ def test_objectives_make_no_tensor_larger_than_a_tile_or_the_input(kind: str) ->
         (lambda: SupConLoss()(torch.ones(4, 2, 3), torch.arange(4)), "labels=labels"),
         (lambda: SupConLoss()(*torch.ones(2, 2, 3), labels=[0, 1]), "labels must be a tensor"),
         (
-            lambda: SupConLoss()(*torch.ones(2, 3, 3), labels=torch.eye(2).long()[[0, 1, 1]]),
+            lambda: SupConLoss()(*torch.ones(2, 32, 3), labels=torch.eye(2).long()[[0, *[1] * 31]]),
             r"one-hot.*labels\.argmax\(dim=1\)",
         ),
         (lambda: NTXentLoss()(*torch.ones(2, 2, 3).numpy()), "z_a must be a tensor"),
@@ -235,11 +235,33 @@ def test_a_compiled_loss_has_the_gradient_of_the_eager_one(kind: str, whole: boo
 
 
 def test_labels_of_two_samples_a_row_are_taken_with_their_ids():
-    """All rows of a small batch may have partners of the other of two classes."""
-    z_a, z_b = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
-    labels = torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0]])
-    ids = torch.arange(8).view(4, 2)
+    """Each row may have a partner of the other of two classes."""
+    z_a, z_b = torch.randn(2, 64, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[0, 1], [1, 0]] * 32)
+    ids = torch.arange(128).view(64, 2)
     paired = SupConLoss()(z_a, z_b, ids=ids, labels=labels)
     assert torch.isfinite(paired)
     with pytest.raises(ValueError, match="one-hot"):
         SupConLoss()(z_a, z_b, ids=ids[:, 0], labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels"),
+    [
+        (4, [[0, 1], [1, 0], [0, 1], [1, 0]]),  # by chance, as one small batch in sixteen has it
+        (64, [[0, 1]] * 64),  # a photograph and a drawing a row
+    ],
+)
+def test_labels_of_two_samples_a_row_may_look_one_hot(rows, labels):
+    """Positives are those of one label, and the other sample of a row, written out."""
+    z_a, z_b = torch.randn(2, rows, 3, generator=torch.Generator().manual_seed(1))
+    loss = SupConLoss(temperature=0.5)(z_a, z_b, labels=torch.tensor(labels))
+    z = torch.nn.functional.normalize(torch.cat([z_a, z_b]).double(), dim=1)
+    classes = torch.tensor(labels).T.flatten()
+    scores = (z @ z.T / 0.5).fill_diagonal_(-torch.inf)
+    log_share = scores - scores.logsumexp(dim=1, keepdim=True)
+    others = torch.arange(2 * rows).roll(rows)
+    positives = (classes[:, None] == classes).fill_diagonal_(False)
+    positives[torch.arange(2 * rows), others] = True
+    by_row = [-log_share[i, positives[i]].mean() for i in range(2 * rows)]
+    torch.testing.assert_close(loss.double(), torch.stack(by_row).mean(), rtol=1e-5, atol=1e-6)
