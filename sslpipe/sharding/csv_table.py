@@ -136,13 +136,7 @@ def _read_text(options: SourceOptions, path: Path, root: Path, raw: bytes) -> di
     images = from_rows(options, root, rows, cells, where=where)
     read = {*image_names, *options.fields, by}
     unread = unread_columns(columns, {*read, options.label_column})
-    doubts = []
-    if {"1", "-1"} == {*labels}:  # of CelebA's attributes
-        doubts.append(
-            f"{options.label_column} is 1 or -1, and -1 stands for no label; where both are "
-            "classes, write 0 for -1"
-        )
-    return reported(images, [*unread, *_not_listed(options, images)], doubts)
+    return reported(images, [*unread, *_not_listed(options, images)])
 
 
 def _not_listed(options: SourceOptions, images: Mapping[str, Images]) -> list[Group]:
@@ -305,15 +299,19 @@ def _counted_table(raw: bytes, image_column: str) -> bytes | None:
     """Return a table as CelebA's lists are, as CSV; None: it is another.
 
     Its first line is the number of its rows, the second one names the columns, in which the column
-    of the images may be left out; blanks stand between cells.
+    of the images may be left out; blanks stand between cells. Fewer rows are the head of such a
+    list.
     """
     first, _, rest = raw.partition(b"\n")
     if not re.fullmatch(rb"\s*\d{1,9}\s*", first) or re.search(rb"[,;\"]", rest):
         return None
     lines = [b",".join(line.split()) for line in rest.splitlines() if line.strip()]
-    if len(lines) != 1 + int(first) or len(lines) < 2:
+    is_headless = len(lines) == int(first)
+    if is_headless or not 2 <= len(lines) <= 1 + int(first):
         return None
     commas = {line.count(b",") for line in lines[1:]}
+    if 0 in commas:  # a list of numbers, one a line
+        return None
     if commas == {lines[0].count(b",") + 1}:
         lines[0] = image_column.encode() + b"," + lines[0]
     elif commas != {lines[0].count(b",")}:

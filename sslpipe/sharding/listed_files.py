@@ -241,7 +241,7 @@ def check_missing(
     hint = ", or give --skip-missing to build without them" if some_stay else ""
     first = Path(missing[0].replace("\\", "/"))  # of Windows
     if some_stay and root is not None:
-        hint = _other_case(first) or hint
+        hint = _other_case(first) + hint
     elif root is not None:
         packed = [f"; {file} is there: unpack it" for file in sorted(root.glob("*.zip"))]
         hint = _where_instead(first, root) or _other_case(first) or "".join(packed[:1])

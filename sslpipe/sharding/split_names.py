@@ -82,7 +82,7 @@ def missing_shards(files: Iterable[Path]) -> list[str]:
 def tars_of_classes(tars: Sequence[Path]) -> list[str]:
     """Return a doubt where images have no label, and tars are named as classes and not as shards.
 
-    Each has a name of its own, cat and dog, or a number far from the next, as n01440764 has.
+    Each has a name of its own, cat and dog, or one and numbers far apart, as n01440764 has.
     """
     stems = sorted({tar.stem for tar in tars})
     begins = {without_number(stem) for stem in stems}
@@ -90,13 +90,14 @@ def tars_of_classes(tars: Sequence[Path]) -> list[str]:
     if len(stems) < 2 or len({tar.parent for tar in tars}) > 1 or any(map(split_of, begins)):
         return []
     are_names = len(begins) == len(stems) and "" not in begins
-    are_ids = len(numbers) == len(stems) and max(numbers) - min(numbers) > SPARSEST * len(stems)
+    is_numbered = len(numbers) == len(stems) and "" not in begins  # dates and places have no name
+    are_ids = is_numbered and max(numbers) - min(numbers) > SPARSEST * len(stems)
     if not are_names and not are_ids:
         return []
     root = tars[0].parent
     name = '"${tar%.tar}"'
     into = f'mkdir -p classes/{name} && tar -xf "$tar" -C classes/{name}'
-    unpack = f"cd {shlex.quote(str(root))} && for tar in *.tar; do {into}; done"
+    unpack = f"(cd {shlex.quote(str(root))} && for tar in *.tar; do {into}; done)"
     build = f"sslpipe shards build OUT --root {shlex.quote(str(root / 'classes'))}"
     return [
         f"no image has a label; where each tar is a class, such as {shown(stems[0])}, unpack each "

@@ -249,8 +249,8 @@ def series_doubts(images: Images) -> list[str]:
     words = {re.sub(r"[\W\d_]+", "", series.lower()) for series in sizes}
     if is_flat and 2 * len(words) > len(sizes):
         doubt += (
-            r"where each is a class, --name-pattern='(?P<label>.+?)[-_ ]*\d+[.]\w+|.*' takes it as "
-            "one; where each is a film, a scan or one object, images of test have neighbours in "
+            r"where each is a class, --name-pattern='(?P<label>.+?)[-_. ]*\d+[.]\w+|.*' takes it as"
+            " one; where each is a film, a scan or one object, images of test have neighbours in "
             "train; "
         )
     else:

@@ -213,6 +213,8 @@ def test_tars_are_of_the_split_that_their_names_mean(files, splits, tmp_path):
         (("n01440764", "n01443537", "n01484850"), True),  # of ImageNet
         (("laion-000000", "laion-000001"), False),
         (("00000", "00002"), False),
+        (("00012", "00500", "01000"), False),  # some of many
+        (("20240101", "20240302"), False),
         (("train", "val"), False),
         (("train-0", "test-0"), False),
     ],
@@ -230,7 +232,11 @@ def test_a_tar_a_class_is_doubted_with_commands_that_label_the_images(
     assert len(said) == doubted
     for doubt in said:
         unpack, build = re.findall("`([^`]+)`", doubt)
-        subprocess.run(["bash", "-c", unpack], check=True)
+        # one shell: what follows begins where the first command did
+        there = subprocess.run(
+            ["bash", "-c", f"{unpack} && pwd"], check=True, cwd=tmp_path, stdout=subprocess.PIPE
+        )
+        assert Path(there.stdout.decode().strip()) == tmp_path
         program, group, *rest = shlex.split(build.replace("OUT", str(tmp_path / "labelled")))
         assert (program, group) == ("sslpipe", "shards")
         assert run(*rest) == 0

@@ -138,6 +138,7 @@ def test_separators_of_windows_are_read(tmp_path, photos, capsys):
     assert "id4.PNG is there: case counts" in message
     (tmp_path / "list.csv").write_text("path,label\nid0.PNG,a\ndeep\\id4.png,a\n")
     message = error_of(capsys, "build", tmp_path / "other", "--source", "csv", *words)
+    assert "--skip-missing" in message
     assert "1 of 2 listed files" in message
     assert "id4.PNG is there: case counts" in message
 
@@ -282,12 +283,14 @@ def test_tables_that_begin_with_their_number_of_rows_are_read_as_celebas(tmp_pat
     read = zip(split.names_of(range(4)), split.labels.tolist(), cells, strict=True)
     assert sorted(read) == [(f"id{k}.PNG", -(k % 2), k) for k in range(4)]
     (doubt,) = report_of(tmp_path / "out").doubts
-    assert "Bald is 1 or -1" in doubt
+    assert "-1 is no label" in doubt
     boxes = tmp_path / "list_bbox_celeba.txt"
     boxes.write_text("2\nimage_id x_1 width\nid1.PNG   95  71\nid0.PNG   72 221\n")
     words = ["--source", "csv", "--csv", boxes, "--root", photos, "--image-column", "image_id"]
     words = [*words, "--no-labels", "--columns", "x_1:integer", "--overwrite"]
     assert built(tmp_path, *words) == {"train": ["id0.PNG", "id1.PNG"]}
+    boxes.write_text("202599\nimage_id x_1 width\nid1.PNG   95  71\n")  # the head of the list
+    assert built(tmp_path, *words) == {"train": ["id1.PNG"]}
     people = tmp_path / "identity_CelebA.txt"
     people.write_text("id0.PNG 2880\nid1.PNG 2937\n")
     words = ["--source", "csv", "--csv", people, "--root", photos, "--overwrite"]
