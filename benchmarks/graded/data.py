@@ -140,10 +140,12 @@ def main() -> None:
         ),
     }
     wanted = [*(args.sets or sets)]
+    left_out = []
     for name in wanted:
         if not (args.out / name / "dataset.json").is_file():
             if packages := missing_packages(name, share):
                 print(f"{name} is left out: unpack {', '.join(packages)} into {args.debian}")
+                left_out.append(name)
                 continue
             if name in MANY:
                 rows = rows_of(sets[name](), most=LEAST, most_classes=10 * MOST_CLASSES)
@@ -153,9 +155,11 @@ def main() -> None:
                 rows = as_jpeg(rows, made / f"small-{name}", args.jpeg_px)
             options = ("--resize-px", str(SHORTER_PX))
             build(args.out / name, rows, "Debian", "see the packages", options=options)
-    if args.picture:
-        listings = [args.out / f"{name}.csv" for name in wanted]
-        picture([each for each in listings if each.is_file()]).save(args.picture)
+    built = [name for name in wanted if name not in left_out]
+    if args.picture and built:
+        picture([args.out / f"{name}.csv" for name in built]).save(args.picture)
+    if left_out and (args.sets or not built):
+        raise SystemExit(1)
 
 
 def missing_packages(name: str, share: Path) -> list[str]:

@@ -156,6 +156,8 @@ def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
         remedy = "convert them, as in features.astype('float32')"
         if features.ndim == 4:  # of a network without its pooling
             remedy = "average them over height and width, as in features.mean((2, 3))"
+        elif features.ndim == 3:  # of each token of a ViT
+            remedy = "take one row an image, as in features[:, 0] or features.mean(1)"
         elif features.ndim != 2:
             remedy = "reshape them, one row an image"
         raise DataError(f"{path}: features are {shape}, not floats (rows, features); {remedy}")
@@ -170,8 +172,9 @@ def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
             shape = f"{dtype} {tuple(tensor.shape)}"
             remedy = f"convert them, as in {name}.astype('int64')"
             if tensor.ndim == 2:
-                how = "ravel()" if tensor.shape[1] == 1 else "argmax(1)"
-                remedy = f"convert them, as in {name}.{how}"
+                is_one_hot = bool((tensor.sum(dim=1) == 1).all())
+                how = ".argmax(1)" if is_one_hot and tensor.shape[1] > 1 else "[:, 0]"
+                remedy = f"convert them, as in {name}{how}"
             elif tensor.shape != features.shape[:1]:
                 remedy = "save one of each row"
             expected = f"integers ({len(features)},)"

@@ -85,8 +85,9 @@ def verification(
             raise DataError(f"far = {tuple(far)} must lie between 0 and 1")
         if each * different_count < 1:
             raise DataError(
-                f"far = {each:g} of {different_count} different pairs is less than one, and needs "
-                f"{1 / each:.0f}; give a larger far, or more images"
+                f"far = {each:g} of {different_count} different pairs is less than one; "
+                f"{'draw' if different_count == pairs else 'have images for'} at least "
+                f"{1 / each:.0f} pairs, or name a larger far"
             )
     scores = pair_cosines(queries, chosen, process)
     if process.world_size > 1:  # all shares, in order, on every process

@@ -138,9 +138,10 @@ def test_knn_of_two_files_of_another_program(tmp_path, capsys, monkeypatch):
         ({"features": ROWS, "ids": np.array([*"abcdefghijk"])}, "ids"),
         ({"features": ROWS, "labels": np.array([*"abcabcabcabc"], object)}, "dtype=str"),
         ({"features": ROWS[:, :, None, None]}, r"features\.mean\(\(2, 3\)\)"),
-        ({"features": ROWS[None]}, "one row an image"),
+        ({"features": ROWS[None]}, r"one row an image, as in features\[:, 0\]"),
         ({"features": ROWS, "labels": np.zeros(12)}, r"labels\.astype\('int64'\)"),
-        ({"features": ROWS, "labels": np.zeros((12, 1), int)}, r"labels\.ravel\(\)"),
+        ({"features": ROWS, "labels": np.zeros((12, 1), int)}, r"labels\[:, 0\]"),
+        ({"features": ROWS, "labels": np.ones((12, 3), int)}, r"labels\[:, 0\]"),  # attributes
         ({"features": ROWS, "labels": np.eye(12, dtype=int)}, r"labels\.argmax\(1\)"),
         ({"features": ROWS * np.nan}, r"features\[0\] is not finite, as are 12 of 12"),
         ({"features": np.array([{}])}, "rows.npz"),

@@ -174,7 +174,9 @@ def test_every_result_is_that_of_its_own_function_and_its_interval_holds_it():
     assert len(accuracy.details["folds"]) == 10
     half = 1.96 * np.std(accuracy.details["folds"], ddof=1) / 10**0.5
     assert accuracy.interval95 == pytest.approx((accuracy.value - half, accuracy.value + half))
-    with pytest.raises(DataError, match=r"far = 0.001 of 800 different pairs .* needs 1000"):
+    with pytest.raises(
+        DataError, match=r"far = 0.001 of 800 different pairs .* draw at least 1000"
+    ):
         verification(bank, queries, pairs=800, far=(1e-3,))
     # where none are given: those of one different pair or more
     by_default = {result.metric for result in verification(bank, queries, pairs=800)}
