@@ -298,6 +298,16 @@ def test_tables_that_begin_with_their_number_of_rows_are_read_as_celebas(tmp_pat
     assert load_index(tmp_path / "out").manifest.classes == ("2880", "2937")
 
 
+def test_a_list_of_numbers_may_begin_as_celebas_do(tmp_path):
+    """VOC lists names of images so; here the first is the number of the others but one."""
+    names = [f"{k:06d}" for k in range(3, 8)]
+    for name in names:
+        grey(tmp_path / f"{name}.png", int(name))
+    (tmp_path / "list.txt").write_text("".join(f"{name}\n" for name in names))
+    words = ["--source", "csv", "--csv", tmp_path / "list.txt", "--root", tmp_path, "--no-labels"]
+    assert built(tmp_path, *words) == {"train": [f"{name}.png" for name in names]}
+
+
 @pytest.mark.parametrize("place", [10, *range(2**20 - 16, 2**20 + 1, 4), 2**25])
 def test_lists_of_coco_are_known_in_the_memory_of_a_part(tmp_path, place):
     file = tmp_path / "instances_train.json"
