@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslpipe.data.index import DatasetIndex, RelabelledSplit, Split
+from sslpipe.data.index import DatasetIndex, RelabelledSplit, Split, relabelled
 from sslpipe.data.subsets import FEW_HELD_OUT, lowest_hashes
 from sslpipe.errors import RecipeError, did_you_mean, naming
 from sslpipe.metric_learning.recipe import FinetuneRecipe
@@ -53,9 +53,10 @@ def held_out(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> Held
 
     "auto" aims at a tenth of the images; of few at FEW_HELD_OUT, if that is at most a quarter, of
     many at MOST_HELD_OUT. Whole classes, which say most of new ones, if these are at least
-    LEAST_HELD_OUT_CLASSES and leave those of a batch; else of each class so many images, if it has
-    more than images_per_class; where none has, two classes or more; where a batch needs these,
-    nothing.
+    LEAST_HELD_OUT_CLASSES and leave those of a batch. Fewer, two or more, where another split has
+    new classes alone, so that the run is for such, or where groups are held out. Else of each class
+    so many images, if it has more than images_per_class; where none has, two classes or more; where
+    a batch needs these, nothing.
 
     Args:
         recipe: Of a fine-tuning.
@@ -78,7 +79,10 @@ def held_out(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> Held
     wanted = round(share * classes)
     if LEAST_HELD_OUT_CLASSES <= wanted <= spare_classes:
         return HeldOut(validation_ids(split, wanted, names), whole_classes=True)
-    if recipe.data.holdout_by is None:
+    of_trained_classes = recipe.data.holdout_by is None and not (
+        classes > 3 and new_classes_are_tested(split, sampler.column)
+    )
+    if of_trained_classes:
         of_classes = []
         for label, size in zip(labels.tolist(), sizes.tolist(), strict=True):
             spare = size - sampler.images_per_class
@@ -87,9 +91,37 @@ def held_out(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> Held
                 of_classes.append(lowest_hashes(np.flatnonzero(split.labels == label), count))
         if len(of_classes) > 1:
             return HeldOut(np.sort(np.concatenate(of_classes)), whole_classes=False)
-    if min(2, classes // 2) <= spare_classes and classes > 3:
-        return HeldOut(validation_ids(split, max(2, min(wanted, spare_classes)), names), True)
+    if classes > 3 and spare_classes >= 2:
+        wanted = max(wanted, 2, min(LEAST_HELD_OUT_CLASSES, classes // 4))
+        return HeldOut(validation_ids(split, min(wanted, spare_classes), names), True)
     return HeldOut(np.zeros(0, np.int64), whole_classes=True)
+
+
+def new_classes_are_tested(split: Split, column: str | None) -> bool:
+    """Return whether another split has labels, none of which this one has.
+
+    Args:
+        split: That is trained on.
+        column: Whose values are the labels; None: the data set's own.
+
+    Raises:
+        DataError: The labels of another split cannot be read.
+    """
+    trained = _classes(split)
+    for name in split.index.manifest.splits:
+        if name != split.name:
+            with naming('data.validation_classes = "auto" reads the labels of all splits'):
+                others = _classes(relabelled(split.index.split(name), column))
+            if others and others.isdisjoint(trained):
+                return True
+    return False
+
+
+def _classes(split: Split) -> set[str | int]:
+    labels = np.unique(split.labels[split.labels >= 0])
+    if isinstance(split, RelabelledSplit):  # each split numbers its own values
+        return {split.names[label] for label in labels}
+    return set(labels.tolist())
 
 
 def validation_ids(split: Split, classes: int | Sequence[str], names: Sequence[str]) -> Integers:

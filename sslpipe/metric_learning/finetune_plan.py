@@ -33,7 +33,7 @@ from sslpipe.metric_learning.finetune_parts import (
     class_neighbours,
     freeze_and_group,
 )
-from sslpipe.metric_learning.fitting import plan_batches
+from sslpipe.metric_learning.fitting import fitting_settings, plan_batches
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
 from sslpipe.models.backbones import backbone_settings
@@ -183,10 +183,15 @@ def with_backbone(
 def nothing_chooses_the_best(plan: Finetuning, parts: FinetuningParts) -> None:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide."""
     labels = plan.split.labels_of(plan.held_out.ids)
-    remedy = f"set {choosing_nothing(plan.recipe.run)}"
-    if plan.recipe.data.validation_classes != "auto":  # which has looked for some
-        remedy = f"raise data.validation_classes, or {remedy}"
-    check_choice(plan.recipe.run, labels, views=False, remedy=remedy)
+    recipe = plan.recipe
+    settings = choosing_nothing(recipe.run)
+    if recipe.data.validation_classes != "auto":
+        remedy = f"raise data.validation_classes, or set {settings}"
+    else:  # smaller batches may leave some to choose by
+        if settings and not can_choose(labels, views=False):
+            settings = fitting_settings(recipe, plan.index, plan.split)
+        remedy = f"set {settings}"
+    check_choice(recipe.run, labels, views=False, remedy=remedy)
 
 
 REFUSALS = (nothing_chooses_the_best, network_takes_no_half_size)
@@ -257,10 +262,11 @@ def nothing_is_validated(plan: Finetuning, parts: FinetuningParts) -> Iterator[s
 def new_classes_are_not_watched(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
     """Mention that the held-out images are of classes that are trained on."""
     if not plan.held_out.whole_classes:
+        few = "set data.validation_classes=2, or " if len(plan.order.classes) > 3 else ""
         yield (
             "the classes are too few to hold out some of them: the held-out images are of the "
             "classes that are trained on, so the watch does not see whether others get worse; if "
-            "yours will be others, compare the run with its start on such images"
+            f"yours will be others, {few}compare the run with its start on such images"
         )
 
 

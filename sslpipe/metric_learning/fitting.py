@@ -39,23 +39,33 @@ def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) 
 
     The largest batch first, as a loss compares within it; of equals that which skips fewest images.
     """
-    original = recipe.sampler
-    images = {original.images_per_class, original.images_per_class // 2, 4, 3, 2}
-    each = sorted((k for k in images if 1 < k <= original.images_per_class), reverse=True)
     choosing = choosing_nothing(recipe.run)
-    first = ""
-    largest_first = merge(
-        *(_fitting_samplers(recipe, index, split, k) for k in each),
-        key=lambda fitting: (-fitting[0].batch_size, -fitting[1]),
-    )
-    for sampler, _ in largest_first:
-        settings = _overrides(original, sampler)
-        first = first or settings
+    first = None
+    for sampler in _samplers(recipe, index, split):
+        settings = _overrides(recipe.sampler, sampler)
+        if first is None:
+            first = settings
         if not choosing or _can_choose(recipe.model_copy(update={"sampler": sampler}), index):
             return settings
         if recipe.data.validation_classes != "auto":  # no sampler changes what is held out
             break
-    return f"{first} {choosing}" if first else ""
+    return "" if first is None else f"{first} {choosing}".strip()
+
+
+def _samplers(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> Iterator[Sampler]:
+    """Yield samplers that fit, best first; those without groups behind all that have them."""
+    original = recipe.sampler
+    images = {original.images_per_class, original.images_per_class // 2, 4, 3, 2}
+    each = sorted((k for k in images if 1 < k <= original.images_per_class), reverse=True)
+    for neighbours in sorted({original.neighbours, 0}, reverse=True):
+        grouped = original.model_copy(update={"neighbours": neighbours})
+        changed = recipe.model_copy(update={"sampler": grouped})
+        largest_first = merge(
+            *(_fitting_samplers(changed, index, split, k) for k in each),
+            key=lambda fitting: (-fitting[0].batch_size, -fitting[1]),
+        )
+        for sampler, _ in largest_first:
+            yield sampler
 
 
 def _fitting_samplers(

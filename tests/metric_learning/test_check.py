@@ -120,12 +120,16 @@ def test_a_given_backbone_and_frozen_layers_are_counted(tmp_path, data, trained)
     assert any("an epoch uses 72 of" in warning for warning in few.warnings)
 
 
-@pytest.mark.parametrize(("classes", "said"), [(24, False), (6, True)])
-def test_a_watch_that_sees_no_new_class_says_so(tmp_path, classes, said):
+@pytest.mark.parametrize(
+    ("classes", "said", "remedy"), [(24, False, False), (6, True, True), (3, True, False)]
+)
+def test_a_watch_that_sees_no_new_class_says_so(tmp_path, classes, said, remedy):
     data = write_dataset(tmp_path, (240,), classes=classes)
-    batch = "sampler={classes_per_batch=6,images_per_class=4,buffer=96}"
+    batch = f"sampler={{classes_per_batch={min(classes, 6)},images_per_class=4,buffer=96}}"
     result = checked(tmp_path, data, "data.validation_classes=auto", batch)
-    assert any("of the classes that are trained on" in text for text in result.warnings) == said
+    texts = [text for text in result.warnings if "of the classes that are trained on" in text]
+    assert len(texts) == said
+    assert any("set data.validation_classes=2," in text for text in texts) == remedy
     assert ("classes held out" in dict(result.rows)["validation"]) == (not said)
 
 
