@@ -43,6 +43,9 @@ __all__ = ["Config", "FrozenBackbone"]  # of other modules
 
 # what timm's networks say of their images
 _OF_TIMM_VIEWS = ("tag", "input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std")
+# beginnings of the names of layers that change no feature in evaluation, and settings of others
+_DO_NOTHING = ("Identity", "Drop", "StochasticDepth", "Flatten")
+_SETTINGS = ("kernel_size", "stride", "padding", "dilation", "negative_slope", "approximate")
 
 
 @checked
@@ -76,7 +79,8 @@ def load_backbone(
 
     Raises:
         ExportError: An export is damaged, or not what its SHA256SUMS says.
-        WeightsError: Weights of another program cannot be read, or do not fit the whole backbone.
+        WeightsError: Weights of another program cannot be read, or do not fit the whole backbone;
+            a network in memory computes otherwise than its architecture.
         UserError: There is no run or checkpoint, or a file is damaged: an older checkpoint is taken
             only where it is named.
     """
@@ -198,7 +202,48 @@ def _load_module(
             }
             write_json(folder / "config.json", config)
         source = Source(f"a {what} in memory", "path", folder, architecture)
-        return _load_weights(source, component, crop_px)
+        model = _load_weights(source, component, crop_px)
+    _check_alike(module, model.backbone.network, source)
+    return model
+
+
+def _check_alike(module: nn.Module, network: nn.Module, source: Source) -> None:
+    """Raise WeightsError where a network in memory computes otherwise than what it is named as.
+
+    Its tensors do not show that a max-pool was removed or a stride changed. Layers are compared by
+    their names; those of a network that names them otherwise are not.
+    """
+    layers = {name: each for name, each in network.named_modules() if not [*each.children()]}
+    weighted = {name for name, each in layers.items() if [*each.parameters(recurse=False)]}
+    for part in module.modules():
+        theirs = dict(part.named_modules())
+        if theirs.keys() >= weighted:
+            break
+    else:
+        return
+    for name, layer in layers.items():
+        their = theirs.get(name, layer)
+        is_unpooled = "Adaptive" in type(layer).__name__ and isinstance(their, nn.Identity)
+        if not is_unpooled and _computed(layer) not in ({}, _computed(their)):
+            raise WeightsError(
+                f"{source.text}: its {name} is {shown(their)}, and that of {source.kind} "
+                f"{shown(layer)}, so its features are others: compare them as sslpipe.knn and "
+                "ImageSearch take them; or save its state_dict(), and name the file as the weights "
+                "of the unchanged network"
+            )
+
+
+def _computed(layer: nn.Module) -> dict[str, Any]:
+    """Return what a layer computes in evaluation, but for its tensors; {}: nothing."""
+    kind = type(layer).__name__
+    if kind.startswith(_DO_NOTHING):
+        return {}
+    computed: dict[str, Any] = {} if [*layer.parameters(recurse=False)] else {"kind": kind}
+    for name in _SETTINGS:
+        value: Any = getattr(layer, name, None)
+        is_repeated = isinstance(value, tuple) and len({*value}) == 1  # (1, 1) is 1
+        computed[name] = value[0] if is_repeated else value
+    return computed
 
 
 def _made_with(module: nn.Module) -> dict[str, Any]:

@@ -73,6 +73,52 @@ def test_a_network_of_timm_without_pooling_gets_the_usual_one():
         torch.testing.assert_close(backbone(images), network(images).mean((2, 3)))
 
 
+def without_max_pool(network):
+    network.maxpool = torch.nn.Identity()
+
+
+def with_last_stride_one(network):
+    """As in re-identification: larger maps, the same weights."""
+    network.layer4[0].conv1.stride = (1, 1)
+    network.layer4[0].downsample[0].stride = (1, 1)
+
+
+def with_maxima(network):
+    network.avgpool = torch.nn.AdaptiveMaxPool2d(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (without_max_pool, "maxpool is Identity"),
+        (with_last_stride_one, "layer4.0.conv1 is Conv2d"),
+        (with_maxima, "avgpool is AdaptiveMaxPool2d"),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_network_that_was_changed_where_no_tensor_shows_it_is_refused(change, named, wrapped):
+    """Its state dict fits the unchanged network, and its features are others."""
+    network = torchvision_network().eval()
+    images = torch.randn(2, 3, 64, 64)
+    before = network(images)
+    change(network)
+    assert not torch.allclose(network(images), before)
+    given = torch.nn.ModuleDict({"encoder": network}) if wrapped else network
+    with pytest.raises(WeightsError, match=named):
+        sslpipe.load_backbone(given, architecture="torchvision/resnet18")
+
+
+def test_what_changes_no_feature_is_taken():
+    network = torchvision_network().eval()
+    images = torch.randn(2, 3, 64, 64)
+    expected = torch.nn.Sequential(*list(network.children())[:-1])(images).flatten(1)
+    network.avgpool = torch.nn.AdaptiveAvgPool2d(1)
+    network.relu = torch.nn.ReLU()
+    network.fc = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(512, 7))
+    backbone = sslpipe.load_backbone(network, architecture="torchvision/resnet18", crop_px=64)
+    torch.testing.assert_close(backbone(images), expected)
+
+
 def test_without_a_name_or_with_another_one_it_is_an_error():
     with pytest.raises(WeightsError, match="architecture="):
         sslpipe.load_backbone(torchvision_network())
