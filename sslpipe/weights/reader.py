@@ -490,7 +490,10 @@ def _build(
     if fitting is None:
         raise WeightsError(
             "the first convolution is 3x3, and whether a max-pool follows is not in the file; "
-            "name it by a recipe's backbone.stem: 'small' (no max-pool) or 'small_pool'"
+            f'train from it with \'backbone={{kind="{component.kind}",stem="small"}}\', or '
+            "'small_pool' where one follows; without training, in Python: load_backbone(SOURCE, "
+            f"component=sslpipe.models.backbones.backbone_settings({component.kind!r}, "
+            "{'stem': 'small'}))"
         )
     if fitting != backbone.stem:
         component = backbone_settings(component.kind, {**component.arguments, "stem": fitting})

@@ -1,10 +1,12 @@
 """Checkpoints of self-supervised programs: their encoder is found, whole, and said which."""
 
 import argparse
+import ast
 import datetime
 import decimal
 import json
 import pathlib
+import re
 import types
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -19,11 +21,13 @@ from torch import nn
 from sslpipe.errors import WeightsError
 from sslpipe.export.load import load_backbone
 from sslpipe.models.backbones import backbone_settings
+from sslpipe.recipe.reading import load_recipe
 from sslpipe.weights.files import read_tree
 from sslpipe.weights.layouts import open_checkpoint
 from sslpipe.weights.reader import read_weights
 from sslpipe.weights.source import parse_source
 from sslpipe.weights.views import usual_timm_view
+from tests.helpers.runs import write_recipe
 from tests.helpers.weights import difference, equals, randomised, saved
 
 
@@ -525,5 +529,15 @@ def test_a_small_stem_is_taken_where_the_program_tells(tmp_path):
     assert difference(model, small, 32) <= 1e-5
     # a bare state dict does not say whether there was a max-pool
     bare = saved(small.state_dict(), tmp_path, "bare.pth")
-    with pytest.raises(WeightsError, match=r"3x3.*max-pool"):
-        load_backbone(f"torchvision/resnet18@{bare}", crop_px=32)
+    source = f"torchvision/resnet18@{bare}"
+    with pytest.raises(WeightsError, match=r"3x3.*max-pool") as refused:
+        load_backbone(source, crop_px=32)
+    # both remedies, as they are written
+    (override,) = re.findall(r"'(backbone=.*?)'", str(refused.value))
+    named = load_recipe(write_recipe(tmp_path), [override]).backbone
+    (call,) = re.findall(
+        r"sslpipe.models.backbones.backbone_settings([(].*?[)])", str(refused.value)
+    )
+    for component in (named, backbone_settings(*ast.literal_eval(call))):
+        again = load_backbone(source, component=component, crop_px=32)
+        assert difference(again, small, 32) <= 1e-5
