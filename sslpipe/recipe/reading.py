@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from sslpipe.errors import RecipeError, check_list, did_you_mean, shown
-from sslpipe.recipe.messages import explain_errors
+from sslpipe.errors import RecipeError, check_list, did_you_mean, did_you_mean_key, shown
+from sslpipe.recipe.messages import explain_errors, known_keys
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.recipe.sections import RunRecipe, leaves
 from sslpipe.satellites import gather
@@ -55,18 +55,40 @@ def parse_recipe(
         recorded: It is of a run that is there: its trackers need not be installed here.
         overrides: What was put into the tree.
     """
-    model = model_for(tree, origin)
     named: dict[str, Any] = {}
     apply_overrides(named, overrides)
+    model = model_for(tree, origin, named)
     try:
         recipe = model.model_validate(tree, context="recorded" if recorded else None)
     except ValidationError as error:
-        text = explain_errors(error, model, origin, tree)
+        places = [item["loc"] for item in error.errors()]
+        text = explain_errors(error, model, _blamed(origin, named, places), tree)
         as_texts = isinstance(overrides, Mapping)
         raise RecipeError(text + _of_other_kind(error, named, as_texts=as_texts)) from None
     backbone = named.get("backbone")
     recipe._backbone_overrides = frozenset(backbone if isinstance(backbone, dict) else ())
     return recipe
+
+
+def _blamed(
+    origin: str, named: Mapping[str, Any], places: Sequence[tuple[int | str, ...]]
+) -> str:
+    """Return where all wrong settings were written: "overrides", or the file, too.
+
+    Args:
+        origin: The file.
+        named: The tree of the overrides alone.
+        places: Keys of each wrong setting, from the outermost section inwards.
+    """
+    for place in places:
+        section: Any = named
+        for key in place:
+            if not isinstance(section, Mapping):  # inside a value of an override
+                break
+            if key not in section:
+                return origin
+            section = section[key]
+    return "overrides"
 
 
 def _of_other_kind(error: ValidationError, named: Mapping[str, Any], *, as_texts: bool) -> str:
@@ -227,12 +249,15 @@ def recipe_models() -> dict[str, type[RunRecipe]]:
     return {"pretraining": Recipe, **{name: kind.model for name, kind in _brought().items()}}
 
 
-def model_for(tree: Mapping[str, Any], origin: str) -> type[RunRecipe]:
+def model_for(
+    tree: Mapping[str, Any], origin: str, named: Mapping[str, Any]
+) -> type[RunRecipe]:
     """Return which class the settings of a recipe have.
 
     Args:
         tree: As TOML or JSON gives it.
         origin: Where it came from, for messages.
+        named: What overrides put into it.
 
     Raises:
         RecipeError: It has a section that no kind of recipe of this installation has.
@@ -243,8 +268,11 @@ def model_for(tree: Mapping[str, Any], origin: str) -> type[RunRecipe]:
     known = [*Recipe.model_fields, *(kind.section for kind in _brought().values())]
     for key, value in tree.items():
         if isinstance(value, dict) and key not in known and not did_you_mean(key, known):
+            settings = [each for each in known_keys(Recipe) if not each.endswith(".kind")]
+            near = did_you_mean_key(next(iter(value), ""), settings, most=1, cutoff=0.7)
             raise RecipeError(
-                f"{origin}: no kind of recipe of this installation has a section {shown(key)}; "
+                f"{_blamed(origin, named, [(key,)])}: no kind of recipe of this installation has "
+                f"a section {shown(key)}{near}; "
                 "take it out, or install what brings it: sslpipe as a whole, or a package that "
                 f"adds to it (known here: {', '.join(known)})"
             )

@@ -5,7 +5,8 @@ A recipe declares such a section as `Annotated[KindSettings, Kinds("sslpipe.loss
 help, the docs' table, the nearest valid key and the JSON schema come from the same classes.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
@@ -35,6 +36,9 @@ from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.portable import memory_is_short
 from sslpipe.registry import REFUSALS, Table, alternatives
 from sslpipe.registry.plugins import describe_error, plugin_hint
+
+
+_FIRST_WORD = re.compile("[A-Za-z]+")
 
 
 class Settings(BaseModel):
@@ -177,7 +181,7 @@ class Kinds:
             settings.example or name
             for name, settings in zip(self.names(), self.classes(), strict=True)
         ]
-        near = did_you_mean(kind, known) if isinstance(kind, str) else ""
+        near = _whole_kind(kind, known) if isinstance(kind, str) else ""
         text = f"is unknown{near}{plugin_hint()}; known: {', '.join(sorted(known))}"
         return PydanticCustomError("unknown_kind", "{text}", {"text": text})
 
@@ -198,6 +202,20 @@ class Kinds:
             for each in self.classes()
         ]
         return {"oneOf": schemas}
+
+
+def _whole_kind(kind: str, known: Sequence[str]) -> str:
+    """Return '; did you mean X?'; of an architecture alone, "resnet50", the family is before it.
+
+    That is the family whose example begins with the same word, as "torchvision/resnet18" does.
+    """
+    word = _FIRST_WORD.match(kind)
+    for example in known:
+        family, _, architecture = example.partition("/")
+        first = _FIRST_WORD.match(architecture)
+        if word and first and word[0] == first[0]:
+            return f"; did you mean {example if kind == word[0] else f'{family}/{kind}'!r}?"
+    return did_you_mean(kind, known)
 
 
 def settings_class(table: Table[Any], kind: str) -> type[KindSettings]:

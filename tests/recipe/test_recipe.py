@@ -68,7 +68,11 @@ def test_a_key_missing_in_the_file_has_its_default(path):
         ("optin.peak_lr=1", r"unknown key optin; did you mean 'optim'\?"),
         ("data.batch_size=many", r"data\.batch_size = 'many': .*integer"),
         ("optim.kind=sdg", r"optim\.kind = 'sdg' is unknown; did you mean 'sgd'"),
-        ("backbone.kind=resnet18", r"known: .*, torchvision/resnet18"),
+        ("backbone.kind=resnet18", r"did you mean 'torchvision/resnet18'\?.*known: .*/resnet18"),
+        ("backbone.kind=resnet50", r"did you mean 'torchvision/resnet50'\?"),
+        ("backbone.kind=resnet", r"did you mean 'torchvision/resnet18'\?"),
+        ("backbone.kind=vit_base_patch16_224", r"did you mean 'timm/vit_base_patch16_224'\?"),
+        ("backbone.kind=small_resnt", r"did you mean 'small_resnet'\?"),
         ("optim.kind=adamw", r"unknown key optim\.momentum; known here: .*betas"),
         ("optim.nestrov=true", r"unknown key optim\.nestrov; did you mean 'nesterov'"),
         ("optim.betas=[0.9, 0.99]", r"unknown key optim\.betas;"),
@@ -85,6 +89,39 @@ def test_a_key_missing_in_the_file_has_its_default(path):
 def test_a_wrong_key_or_value_is_named_with_the_remedy(path, override, message):
     with pytest.raises(RecipeError, match=message):
         load_recipe(path, [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("train.epochs=2", "section 'train'; did you mean 'epochs'?"),
+        ("epoch=2", "unknown key epoch; did you mean 'epochs'?"),
+        ("optim.peak_lr=-1", "optim.peak_lr = -1"),
+        ("data.batch_size=[3]", "data.batch_size = [3]"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_not_blamed_on_the_file(path, override, key):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path, [override])
+    assert str(caught.value).startswith("overrides: ")
+    assert key in str(caught.value)
+
+    # the same in the file
+    section, _, setting = override.rpartition(".")
+    setting = setting.replace("=", " = ")
+    if section:
+        lines = [line for line in TEXT.splitlines() if line.split(" = ")[0] != setting.split()[0]]
+        text = "\n".join(lines)
+        heading = f"[{section}]"
+        text = text.replace(heading, f"{heading}\n{setting}")
+        text += "" if heading in text else f"\n{heading}\n{setting}\n"
+    else:
+        text = f"{setting}\n{TEXT}"
+    path.write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert key in str(caught.value)
 
 
 def test_a_section_is_replaced_as_a_whole_as_the_message_about_another_kind_says(path):
