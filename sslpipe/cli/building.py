@@ -49,7 +49,7 @@ class Reading:
         str,
         option(
             "csv, parquet: column of the classes; tars: key in KEY.json, or txt for KEY.txt; "
-            "folder: group of --name-pattern."
+            "folder, tars: group of --name-pattern."
         ),
     ] = "label"
     split_column: Annotated[str | None, option("csv: column of the splits' names.")] = None

@@ -27,7 +27,6 @@ Columns = list[tuple[str | None, Result]]  # a number, and its column of the tab
 SEED = 0  # of the labels that are drawn, the hold-out and the pairs
 LABELS_PER_CLASS = (100, 10)  # columns of the table
 FEWER_LABELS = (5, 1)  # measured, too
-LEAST_PROBED = 2  # rows of a class of a linear probe: one to fit and one to check
 MOST_NAMED = 5  # classes in a sentence
 FEWER_NEIGHBOURS = (1, 5)  # beside DINO's k
 # k is measured up to this, and beyond it up to so many times the rows of the largest train class
@@ -84,7 +83,7 @@ class Protocols:
         elif known < 1:
             left_out.append(
                 f"kNN of {round((1 - known) * total):,} of {total:,} test samples, whose class "
-                "train lacks: it counts them as wrong"
+                "train lacks: it counts them as wrong, as linear probes do"
             )
         self._parts: list[Part] = []
         if known:
@@ -93,8 +92,8 @@ class Protocols:
                 if self._measurable(n, f"kNN, {counted(n, 'label')} per class"):
                     self._parts.append(self._few_shot(n))
         self._parts += _inside_test(first[1], left_out)
-        if known and self._measurable(LEAST_PROBED, "linear probes"):
-            self._parts.append(self._linear())
+        if known:
+            self._parts += self._linear()
 
     def _knn(self) -> Part:
         """KNN with all labels; the table's has k = 20 where there are so many.
@@ -130,7 +129,7 @@ class Protocols:
     def scored_ids(self) -> dict[str, NDArray[np.int64]]:
         """Return each column's (q,) ids of the test samples that it scores."""
         ids = self._first[1].ids.cpu().numpy()
-        needed = {KNN: 0, LINEAR: 2, **{few_column(n): n for n in LABELS_PER_CLASS}}
+        needed = {KNN: 0, LINEAR: 0, **{few_column(n): n for n in LABELS_PER_CLASS}}
         return dict.fromkeys(PER_QUERY, ids[has_a_partner(self._test_labels)]) | {
             column: self._rows(*self._first, n)[1].ids.cpu().numpy() for column, n in needed.items()
         }
@@ -205,13 +204,21 @@ class Protocols:
 
         return Part(few_column(n), score)
 
-    def _linear(self) -> Part:
-        def score(train: Embeddings, test: Embeddings) -> Columns:
-            train, test = self._rows(train, test, LEAST_PROBED)
-            results = linear_probe(train, test, seed=SEED)
-            return self._in_column(LINEAR, results, LEAST_PROBED)
+    def _linear(self) -> list[Part]:
+        """Return the linear probe, of all classes; says in `left_out` why none can be fitted."""
+        if len(self._counts) < 2:
+            self.left_out.append("linear probes: train has one class")
+            return []
+        if max(self._counts.values()) < 2:
+            self.left_out.append(
+                "linear probes: no train class has two samples, to choose C by one"
+            )
+            return []
 
-        return Part(LINEAR, score, linear=True)
+        def score(train: Embeddings, test: Embeddings) -> Columns:
+            return [(LINEAR, one) for one in linear_probe(train, test, seed=SEED)]
+
+        return [Part(LINEAR, score, linear=True)]
 
     def _in_column(self, column: str | None, results: list[Result], count: int) -> Columns:
         """Put results into a column; protocols say which classes they are of."""

@@ -70,9 +70,7 @@ def parse_recipe(
     return recipe
 
 
-def _blamed(
-    origin: str, named: Mapping[str, Any], places: Sequence[tuple[int | str, ...]]
-) -> str:
+def _blamed(origin: str, named: Mapping[str, Any], places: Sequence[tuple[int | str, ...]]) -> str:
     """Return where all wrong settings were written: "overrides", or the file, too.
 
     Args:
@@ -249,9 +247,7 @@ def recipe_models() -> dict[str, type[RunRecipe]]:
     return {"pretraining": Recipe, **{name: kind.model for name, kind in _brought().items()}}
 
 
-def model_for(
-    tree: Mapping[str, Any], origin: str, named: Mapping[str, Any]
-) -> type[RunRecipe]:
+def model_for(tree: Mapping[str, Any], origin: str, named: Mapping[str, Any]) -> type[RunRecipe]:
     """Return which class the settings of a recipe have.
 
     Args:

@@ -37,7 +37,6 @@ from sslpipe.portable import memory_is_short
 from sslpipe.registry import REFUSALS, Table, alternatives
 from sslpipe.registry.plugins import describe_error, plugin_hint
 
-
 _FIRST_WORD = re.compile("[A-Za-z]+")
 
 

@@ -41,6 +41,7 @@ from sslpipe.sharding.record import merge_classes, open_manifest
 from sslpipe.sharding.scan import BESIDE, index_tar, unread
 from sslpipe.sharding.sources import SourceOptions, class_names, distinct_names, read_file
 from sslpipe.sharding.split_names import (
+    folders_of_classes,
     missing_shards,
     split_of,
     tars_of_classes,
@@ -192,6 +193,7 @@ def index_tars(
                 unusual=scan.unusual,
                 highest_label=max(sample.label for sample in scan.samples),
                 has_json=any(sample.json for sample in scan.samples),
+                folders=scan.folders,
                 cells=cells_of_tar(path, scan.samples, options),
             )
 
@@ -264,6 +266,7 @@ class _IndexedTar(NamedTuple):
     unusual: list[Group]
     highest_label: int  # -1: none has one
     has_json: bool
+    folders: set[str]  # of the images
     cells: TarCells
 
 
@@ -305,7 +308,10 @@ def _report(
             f"build OUT --source tars --root {indexed[0].path.parent} --label-column {named}`"
         )
     elif not has_labels:
-        doubts += tars_of_classes([tar.path for tar in indexed])
+        folders = {folder for tar in indexed for folder in tar.folders}
+        images = sum(tar.entry.samples for tar in indexed)
+        tars = [tar.path for tar in indexed]
+        doubts += folders_of_classes(tars, folders, images) or tars_of_classes(tars)
     return write_report(
         out,
         left_out=skipped,

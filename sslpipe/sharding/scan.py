@@ -85,6 +85,11 @@ class Scan(NamedTuple):
     left_out: list[Group]
     unusual: list[Group]
 
+    @property
+    def folders(self) -> set[str]:
+        """The folders of the images, as the tar names them: "train/cat"; "" of none."""
+        return {sample.name.rpartition("/")[0] for sample in self.samples}
+
 
 class HeaderFile(io.FileIO):
     """A tar of which tarfile reads the headers only; a header that claims to be huge is refused."""

@@ -88,7 +88,7 @@ class SourceOptions:
     name: str | None = None  # in torchvision
     csv: Path | None = None  # a row an image
     image_column: str = "path"  # of the CSV or parquet file, as label_column
-    label_column: str = "label"  # of a folder: the group of name_pattern
+    label_column: str = "label"  # of a folder or tars: the group of name_pattern
     split_column: str | None = None  # of the CSV file; None: one split
     labels: bool = True
     download: bool = False  # torchvision may fetch the data set

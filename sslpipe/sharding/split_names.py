@@ -7,7 +7,7 @@ name means the same split everywhere.
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,6 +103,32 @@ def tars_of_classes(tars: Sequence[Path]) -> list[str]:
         f"no image has a label; where each tar is a class, such as {shown(stems[0])}, unpack each "
         f"into a folder of its name, `{unpack}`, and build from these: `{build}`"
     ]
+
+
+def folders_of_classes(tars: Sequence[Path], folders: Collection[str], images: int) -> list[str]:
+    """Return a doubt where images have no label, and folders in the tars are named as classes.
+
+    Args:
+        tars: All that were read.
+        folders: Of the images, as the tars name them: "train/cat".
+        images: In all of them.
+    """
+    parts = [folder.split("/") for folder in folders]
+    names = sorted({each[-1] for each in parts if split_of(each[-1]) is None} - {"", "."})
+    if len(names) < 2 or 2 * len(folders) > images or len({tar.parent for tar in tars}) > 1:
+        return []
+    root = tars[0].parent
+    said = f"no image has a label; where folders in the tars are classes, such as {shown(names[0])}"
+    if any(split_of(part) for each in parts for part in each[:-1]):
+        unpack = 'mkdir -p classes && for tar in *.tar; do tar -xf "$tar" -C classes; done'
+        build = f"sslpipe shards build OUT --root {shlex.quote(str(root / 'classes'))}"
+        return [
+            f"{said}, and others splits, unpack all, `(cd {shlex.quote(str(root))} && {unpack})`, "
+            f"and build from these: `{build}`"
+        ]
+    pattern = shlex.quote("(.*/)?(?P<label>[^/]+)/[^/]+|.*")
+    read = f"--source tars --root {shlex.quote(str(root))} --name-pattern {pattern}"
+    return [f"{said}: `sslpipe shards build OUT {read}`"]
 
 
 class SplitName(NamedTuple):

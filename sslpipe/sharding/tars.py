@@ -14,7 +14,7 @@ from sslpipe.data.storage import read_range
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.files import Tree
 from sslpipe.sharding.build_report import group_lines, merge_groups
-from sslpipe.sharding.gather import read_json
+from sslpipe.sharding.gather import match_names, read_json
 from sslpipe.sharding.index_tars import find_tars
 from sslpipe.sharding.scan import Scan, scan_tar, unread
 from sslpipe.sharding.sources import (
@@ -31,7 +31,7 @@ from sslpipe.sharding.sources import (
     root_folder,
     unnamed_split,
 )
-from sslpipe.sharding.split_names import missing_shards, tars_of_classes
+from sslpipe.sharding.split_names import folders_of_classes, missing_shards, tars_of_classes
 from sslpipe.sharding.tables import unread_columns
 
 LABEL_COLUMN = "label"  # the default of --label-column, for which KEY.cls comes first
@@ -54,7 +54,8 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
     """Read webdataset tars in a folder; a sample is what `scan_tar` takes for one.
 
     Its class is the text of KEY.NAME, else the key NAME of KEY.json, where NAME is --label-column;
-    by default KEY.cls, else `label` of KEY.json. Columns are keys of KEY.json.
+    by default KEY.cls, else `label` of KEY.json. A group NAME of --name-pattern comes before both.
+    Columns are keys of KEY.json.
     """
     root = root_folder(options)
     if options.out is not None and root.resolve() == options.out.resolve():
@@ -86,7 +87,10 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
                 "--label-column"
             )
         else:
-            doubts += tars_of_classes([tar.path for tar in every])
+            folders = {folder for tar in every for folder in tar.scan.folders}
+            count = sum(len(tar.scan.samples) for tar in every)
+            paths = [tar.path for tar in every]
+            doubts += folders_of_classes(paths, folders, count) or tars_of_classes(paths)
     return reported(images, [*skipped, *unread_keys], doubts)
 
 
@@ -98,7 +102,10 @@ def _read_tar(path: Path, options: SourceOptions) -> _Tar:
     labels: list[str | None] = [None] * len(scan.samples)
     is_needed = options.labels or options.fields
     trees = read_json(path, scan.samples) if is_needed else [Tree()] * len(scan.samples)
-    if options.labels:
+    if options.is_label_in_names:
+        names = [readable(sample.name) for sample in scan.samples]
+        labels = match_names(names, options.name_pattern)[column]
+    elif options.labels:
         labels = [_text_of(tree.get(column)) for tree in trees]
         with open_file(path) as file:
             for place, sample in enumerate(scan.samples):

@@ -148,11 +148,13 @@ def with_small_classes():
             [0] * 10 + [1] * 10,
             "kNN, 10 labels per class: only one train class has 10",
         ),
+        ([0] * 40, [0] * 20, "linear probes: train has one class"),
+        (range(20), range(20), "linear probes: no train class has two samples"),
     ],
 )
 def test_what_is_not_measured_has_its_own_reason(labels, tested, reason):
     bank, queries = (
-        Embeddings(torch.randn(len(own), 4), torch.tensor(own), torch.arange(len(own)))
+        Embeddings(torch.randn(len(own), 4), torch.tensor([*own]), torch.arange(len(own)))
         for own in (labels, tested)
     )
     said = run_suite({"ssl": (bank, queries)}, {})["left_out"]
@@ -217,11 +219,7 @@ def test_a_small_class_leaves_the_columns_to_the_larger_ones_and_is_named():
     assert report["columns"] == ["kNN", "kNN, 10/class", "linear"]
     assert report["comparisons"] == []
     assert "not known" in report["verdict"], "alone the features have nothing to beat"
-    for start in (
-        "kNN, 100 labels per",
-        "kNN, 10 labels per class for 1 of 6",
-        "linear probes for 1 ",
-    ):
+    for start in ("kNN, 100 labels per", "kNN, 10 labels per class for 1 of 6"):
         assert any(text.startswith(start) for text in report["left_out"])
     assert any("fox (1)" in text for text in report["left_out"])
     # the same numbers as of the larger classes alone
@@ -230,14 +228,16 @@ def test_a_small_class_leaves_the_columns_to_the_larger_ones_and_is_named():
         side.rows(torch.nonzero(torch.isin(side.labels, kept)).flatten()) for side in (train, test)
     ]
     (few,) = few_shot_knn(*larger, labels_per_class=10, k=[10])
-    (fitted,) = linear_probe(*larger)
+    (fitted,) = linear_probe(train, test)
     rows = {row["column"]: row for row in report["rows"] if not row["whitened"]}
     assert rows["kNN, 10/class"]["value"] == few.value
     assert rows["kNN, 10/class"]["protocol"] == f"{few.protocol} classes=5/6"
     assert rows["kNN, 10/class"]["queries"] == 97
+    # of all classes
     assert rows["linear"]["value"] == fitted.value
-    assert rows["linear"]["protocol"].endswith("classes=5/6")
-    assert rows["kNN"]["queries"] == 100  # all classes
+    assert rows["linear"]["protocol"] == fitted.protocol
+    assert rows["linear"]["details"]["classes_of_one"] == 1
+    assert rows["linear"]["queries"] == rows["kNN"]["queries"] == 100
 
 
 def test_a_column_of_fewer_than_half_of_the_classes_is_left_out_and_says_why():

@@ -243,6 +243,62 @@ def test_a_tar_a_class_is_doubted_with_commands_that_label_the_images(
         assert load_index(tmp_path / "labelled").manifest.classes == tuple(sorted(names))
 
 
+PETS = ("cat", "dog")
+
+
+@pytest.mark.parametrize("by", ["index", "build"])
+@pytest.mark.parametrize(
+    ("tars", "splits"),
+    [
+        ({"pets": [f"train/{pet}/{k}.png" for k in "01" for pet in PETS]}, {"train": 4}),
+        (
+            {"a": [f"x/{s}/{p}/{k}.png" for s in ("train", "val") for p in PETS for k in "0"]}
+            | {"pets": [f"x/train/{pet}/{k}.png" for k in "23" for pet in PETS]},
+            {"train": 6, "val": 2},
+        ),
+        (
+            {f"train-{n}": [f"{pet}/{n}{k}.png" for pet in PETS for k in "01"] for n in "01"}
+            | {"val-0": ["./cat/5.png", "./cat/6.png", "7.png"]},
+            {"train": 8, "val": 3},
+        ),
+        ({"train": [f"0/{k}.png" for k in "012"]}, None),  # one folder is no class
+        ({"train": [f"{k}/image.png" for k in "012"]}, None),  # a folder an image
+        ({"pets": [f"{split}/{k}.png" for split in ("train", "val") for k in "012"]}, None),
+    ],
+)
+def test_folders_of_classes_in_tars_are_doubted_with_a_command_that_labels_the_images(
+    tars, splits, by, tmp_path, capsys
+):
+    root = tmp_path / "my tars"
+    for place, (tar, names) in enumerate(tars.items()):
+        write_tar(
+            root / f"{tar}.tar",
+            *((name, grey_png(30 * place + k)) for k, name in enumerate(names)),
+        )
+    out = tmp_path / "out"
+    words = ["index", root] if by == "index" else ["build", out, "--source", "tars", "--root", root]
+    assert run(*words) == 0
+    report = report_of(root if by == "index" else out)
+    said = [doubt for doubt in report.doubts if "folders in the tars are classes" in doubt]
+    assert len(said) == (splits is not None)
+    for doubt in said:
+        *unpack, build = re.findall("`([^`]+)`", doubt)
+        for command in unpack:
+            subprocess.run(["bash", "-c", command], check=True)
+        program, group, *rest = shlex.split(build.replace("OUT", str(tmp_path / "labelled")))
+        assert (program, group) == ("sslpipe", "shards")
+        assert run(*rest) == 0
+        index = load_index(tmp_path / "labelled")
+        assert index.manifest.classes == PETS
+        assert {name: len(index.split(name)) for name in index.manifest.splits} == splits
+        for name in splits:
+            split = index.split(name)
+            for label, path in zip(split.labels, split.names_of(range(len(split))), strict=True):
+                assert (PETS[label] if label >= 0 else None) == {
+                    pet in path: pet for pet in PETS
+                }.get(True)
+
+
 def test_two_names_of_one_split_and_tars_in_folders_are_refused_with_a_remedy(tmp_path, capsys):
     for name in ("a/train2014-0", "a/train2017-0", "b/val/0"):
         write_tar(tmp_path / f"{name}.tar", ("a.png", grey_png(1)))
