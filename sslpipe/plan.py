@@ -53,6 +53,7 @@ from sslpipe.planning.rules import (
 )
 from sslpipe.planning.watch import can_choose, check_choice, choosing_nothing
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe.sections import EVALUATIONS
 from sslpipe.run.contract import PretrainingPlan
 from sslpipe.run.gradient_cache import micro_batch_rows
 from sslpipe.run.health import Alarms
@@ -211,10 +212,13 @@ def objective_cannot_learn_the_split(plan: Pretraining, parts: Parts) -> None:
 def nothing_chooses_the_best(plan: Pretraining, parts: Parts) -> None:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide."""
     labels = plan.split.labels_of(plan.watched)
-    settings, scores_knn = advised_holdout(plan)
-    nothing = choosing_nothing(plan.recipe.run)
-    remedy = f"{f'set {settings}' if scores_knn else 'hold some out'}, or set {nothing}"
-    check_choice(plan.recipe.run, labels, views=True, remedy=remedy)
+    run = plan.recipe.run
+    missing = [] if can_choose(labels, views=True) else [advised_holdout(plan)[0]]
+    if not run.monitor_steps:
+        missing.append(f"run.monitor_steps={max(1, plan.recipe.total_steps // EVALUATIONS)}")
+    settings = " ".join(filter(None, missing))
+    remedy = f"{f'set {settings}' if settings else 'hold some out'}, or set {choosing_nothing(run)}"
+    check_choice(run, labels, views=True, remedy=remedy)
 
 
 REFUSALS = (

@@ -210,6 +210,7 @@ def test_a_rate_is_absurd_from_a_hundred_times_the_usual_one_on(
     kind: str, batch_size: int, usual: float
 ) -> None:
     assert rate_warning(optim(kind=kind, peak_lr=99 * usual), batch_size) is None
+    assert f"; {usual:.2g} is usual (" in rate_warning(optim(kind=kind, peak_lr=0.0), batch_size)
     said = rate_warning(optim(kind=kind, peak_lr=250 * usual), batch_size)
     assert said is not None
     assert said.startswith(f"optim.peak_lr = {250 * usual:g} is 250 times {usual:.2g}, which is ")
@@ -221,3 +222,4 @@ def test_no_rate_of_an_optimizer_of_ones_own_is_called_absurd() -> None:
         kind: Literal["own"] = "own"
 
     assert rate_warning(Own(peak_lr=1e9), 256) is None
+    assert rate_warning(Own(peak_lr=0.0), 256).startswith("optim.peak_lr = 0: ")

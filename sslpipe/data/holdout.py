@@ -60,7 +60,7 @@ def suggested_holdout(recipe: Recipe, split: Split, few: int = 0) -> tuple[Holdo
         return {"holdout": MOST_HOLDOUT}, True
     settings, scores_knn = suggest_holdout(split.labels, few)
     if recipe.data.holdout_by is not None:
-        settings = {"holdout": settings["holdout"]}
+        settings.pop("holdout_by", None)
     return settings, scores_knn
 
 

@@ -77,8 +77,13 @@ def describe_groups(groups: Iterable[dict[str, Any]], model: nn.Module) -> str:
 
 
 def rate_warning(optim: Optim, batch_size: int) -> str | None:
-    """Return in one sentence that a rate is far above what is usual; None where it is not."""
+    """Return in one sentence that a rate is 0, or far above what is usual; None where it is not."""
     known = optim.usual_rate(batch_size)
+    if optim.peak_lr == 0:
+        usual_rate = f"; {known[0]:.2g} is usual ({known[1]})" if known else ""
+        return (
+            f"optim.peak_lr = 0: no step changes the network, so that it learns nothing{usual_rate}"
+        )
     if known is None:
         return None
     usual, source = known

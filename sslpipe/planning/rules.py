@@ -45,7 +45,7 @@ def stem_does_not_fit(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
 
 
 def rate_is_unusual(plan: Plan[PartsT], parts: PartsT) -> Iterator[str]:
-    """Mention a learning rate far above what is usual."""
+    """Mention a learning rate of 0, or far above what is usual."""
     if text := rate_warning(plan.recipe.optim, plan.order.batch_size):
         yield text
 

@@ -67,8 +67,7 @@ def check_choice(config: RunConfig, labels: NDArray[np.int64], *, views: bool, r
         return
     if not config.monitor_steps:
         raise RecipeError(
-            f"{setting} needs evaluations to choose by; set run.monitor_steps, or "
-            f"{choosing_nothing(config)}"
+            f"{setting} needs evaluations to choose by, and run.monitor_steps = 0; {remedy}"
         )
     if not can_choose(labels, views=views):
         raise RecipeError(f"{setting} has no held-out images to choose by; {remedy}")

@@ -283,13 +283,50 @@ def test_why_the_monitor_says_nothing_is_told_and_the_advice_followed_works(
         monitor_warnings(recipe_of(*small, *advised, "run.keep=best"), index)
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("run.keep=best", "run.monitor_steps=0", "data.holdout=0"),
+        ("run.keep=best", "run.monitor_steps=0", "data.holdout=12"),
+        ("run.patience=2", "run.monitor_steps=5", "data.holdout=0"),
+        ("run.monitor_steps=5", "data.holdout=12", "data.holdout_by=class"),
+    ],
+)
+def test_one_round_of_advice_gives_all_that_choosing_weights_needs(
+    recipe_of, tmp_path, labelled, asked
+):
+    index = load_index(write_dataset(tmp_path / "data", labelled=labelled, sizes=(60, 60)))
+    small = ("data.batch_size=2", "data.num_streams=1")
+
+    def said(*overrides):
+        plan = Pretraining.make(recipe_of(*small, *overrides), index)
+        try:
+            return monitor_warnings(recipe_of(*small, *overrides), index), len(plan.watched)
+        except RecipeError as error:
+            return [str(error)], 0
+
+    messages, _ = said(*asked)
+    if labelled and "data.holdout_by=class" in asked:
+        assert not messages
+        return
+    if "data.holdout=12" in asked and "run.keep=best" in asked and labelled:
+        assert "data." not in messages[0].partition(", or ")[0]
+    (message,) = messages
+    advised = re.findall(r"(?:data|run)\.\w+=\w+", re.split(", or ", message)[0])
+    assert advised
+    left, watched = said(*asked, *advised)
+    assert watched >= 2
+    assert not [text for text in left if "needs evaluations" in text or "no held-out" in text]
+
+
 def test_labels_that_cannot_choose_leave_it_to_the_other_views(
     recipe_of, index, tmp_path, monkeypatch
 ):
     one = load_index(write_dataset(tmp_path / "one", classes=1))
     settings = ("run.monitor_steps=5", "data.holdout=16", "run.patience=2")
     assert "one class" in monitor_warnings(recipe_of(*settings), one)[0]
-    with pytest.raises(RecipeError, match="patience has no held-out images to choose by; hold"):
+    with pytest.raises(RecipeError, match="patience has no held-out images to choose by; set data"):
         check_pretraining(Pretraining.make(recipe_of(*settings[::2], "data.holdout=0"), one))
     # only the first of those held out has a label, so that it has no neighbour
     monkeypatch.setattr(Split, "labels_of", lambda self, ids: np.arange(len(ids)) * -1)
