@@ -424,6 +424,11 @@ def _check_has_index(location: str | Path, url: str) -> None:
             f"{location} is a file, and no data set: name its dataset.json, or the folder of it; "
             "images are embedded as a list of paths, sslpipe.embed(model, [path])"
         )
+    if url_scheme := re.match(r"[a-z][a-z0-9]+:(?=/[^/])", str(location)):
+        raise DataError(
+            f"cannot read {path}: it was given with one slash behind {url_scheme[0]!r}, as pathlib "
+            "makes of a URL; write two, in a text"
+        )
     raise DataError(
         f"cannot read {path}: there is no such file; name the dataset.json, or the folder, that "
         "`sslpipe shards build` or `sslpipe shards index` wrote"

@@ -167,6 +167,11 @@ def _check_text(path: Path) -> None:
     if suffix == ".xls" and path.is_file() and not _begins_binary(path):
         return  # some programs name a table with tabs so
     if suffix == ".json" and path.is_file() and _holds(path, b'"annotations"'):
+        if _begins_as_list(path):
+            raise DataError(
+                f"{path} is a list of tasks with annotations, as of Label Studio; export them as "
+                "CSV, whose columns --image-column and --label-column name"
+            )
         raise DataError(
             f"{path} has COCO's lists of images, annotations and categories; docs/your-data.md has "
             "the lines of Python that join them and build"
@@ -183,6 +188,12 @@ def _begins_binary(path: Path) -> bool:
     """Return whether a spreadsheet begins as Excel's own files do, with zero bytes."""
     with path.open("rb") as file:
         return b"\0" in file.read(_HEADER_BYTES)
+
+
+def _begins_as_list(path: Path) -> bool:
+    """Return whether the JSON in a file is a list."""
+    with path.open("rb") as file:
+        return file.read(_HEADER_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
 def _holds(path: Path, word: bytes) -> bool:

@@ -42,6 +42,7 @@ train {r} --data {d} --run-dir -> '--run-dir' requires an argument (sslpipe trai
 train {r} --data {d} --run-dir {n} --steps 3 -> a setting has no dashes: steps=VALUE
 train {r} --data {d} --run-dir {n} --batch-size=3 -> no dashes: data.batch_size=VALUE
 train {r} --data {r} --run-dir {n} -> is a file, and no data set
+train {r} --data https:/x/d.json --run-dir {n} -> was given with one slash behind 'https:'
 train {r} --data ftp://x/dataset.json --run-dir {n} -> scheme 'ftp' is
 train {r} --data {d} --run-dir {n} data.split=tset -> no split 'tset'
 train {r} --data {lost} --run-dir {n} -> train-000000.tar is missing

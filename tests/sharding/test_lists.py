@@ -268,6 +268,15 @@ def test_lists_of_coco_are_refused_with_the_page_that_joins_them(tmp_path, capsy
     assert "docs/your-data.md" in error
 
 
+def test_tasks_of_label_studio_are_not_called_coco(tmp_path, capsys):
+    file = tmp_path / "project-1.json"
+    file.write_text('\n[{"id": 1, "annotations": [{"result": []}], "data": {"image": "/a.png"}}]')
+    error = error_of(capsys, "build", tmp_path / "o", "--source", "csv", "--csv", file)
+    assert "Label Studio" in error
+    assert "CSV" in error
+    assert "COCO" not in error
+
+
 def test_tables_that_begin_with_their_number_of_rows_are_read_as_celebas(tmp_path, photos, capsys):
     """torchvision reads these three by code of their own; a row of the first has 41 cells."""
     attributes = tmp_path / "list_attr_celeba.txt"
