@@ -14,15 +14,10 @@ from rich.text import Text
 
 from sslpipe.cli.terminal import percent, print_table, say, show, text_table
 from sslpipe.evaluation.advice import advise
+from sslpipe.evaluation.comparison import RECALL
 from sslpipe.evaluation.result import measured_columns, query_counts
 from sslpipe.evaluation.suite_file import features_name, own_name, with_own_name
-from sslpipe.evaluation.verdict import (
-    RECALL,
-    form_names,
-    leakage_sentence,
-    unfinished,
-    verdict_text,
-)
+from sslpipe.evaluation.verdict import form_names, leakage_sentence, unfinished, verdict_text
 from sslpipe.run.console import SafeConsole
 
 AGAIN_S = 1.0  # a Ctrl-C so much later than the first signal ends what is being written

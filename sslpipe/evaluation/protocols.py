@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sslpipe.arguments import Progress
 from sslpipe.data.subsets import has_a_partner
 from sslpipe.errors import DataError, counted, listed
+from sslpipe.evaluation.comparison import KNN, LINEAR, PER_QUERY
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.flatten import choose_power
@@ -18,7 +19,6 @@ from sslpipe.evaluation.knn import DINO_K, knn_results, protocol_id
 from sslpipe.evaluation.linear_probe import linear_probe
 from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.retrieval import retrieval
-from sslpipe.evaluation.verdict import KNN, LINEAR, PER_QUERY
 from sslpipe.evaluation.verification import FOLDS, draw_pairs, verification
 from sslpipe.evaluation.whiten import whiten
 

@@ -10,11 +10,8 @@ rows            an object a number: the keys of `result.Result` and
     power       of a flattened row: chosen on train
     column      the heading this number stands under; null: not in the table
 left_out        sentences: what could not be measured, and why
-comparisons     the features against each baseline, by `verdict.comparisons`: features,
-                baseline, column, whitened, power, value, baseline_value, difference,
-                interval95, p
-against         ours against theirs on one measure, by `verdict.compare_all`; of two networks
-                the one that decides is first
+against         ours against another network's on one measure, by `comparison.compare_all`; of a
+                pair the one that decides is first
     features, against, start        their names; whether the run started from theirs
     measure, unit, count            "kNN", "linear", "Recall@1" or "MAP@R"; what the interval
                                     is over, "images" or "classes", and how many
@@ -26,6 +23,7 @@ against         ours against theirs on one measure, by `verdict.compare_all`; of
                                     method at 5 % over all `of` deciding ones, in both forms
     other_form_value                what the network that is behind scores in its other form
     other_form_difference           of both in that form
+baselines       the same, ours against "random" and "pixels"; `of` counts these
 not_compared    sentences: networks that could not be compared, and why
 incomplete      name of a set -> why it is not there, as "interrupted"
 start_uniformity    of the start's features, see `label_free.uniformity`

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,21 +11,14 @@ from numpy.typing import NDArray
 from sslpipe.arguments import Progress, silent
 from sslpipe.data.subsets import has_a_partner
 from sslpipe.errors import DataError, one_line
+from sslpipe.evaluation.comparison import BASELINES, KNN, PER_QUERY, Scores, compare_all
 from sslpipe.evaluation.intervals import bootstrap95, means95, wilson95
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.label_free import uniformity
 from sslpipe.evaluation.protocols import Pair, Protocols
 from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
-from sslpipe.evaluation.verdict import (
-    BASELINES,
-    KNN,
-    PER_QUERY,
-    Scores,
-    compare_all,
-    comparisons,
-    verdict,
-)
+from sslpipe.evaluation.verdict import verdict
 
 MOST_SPREAD = 2048  # rows, about, of which a uniformity is taken
 FAILURES = (ValueError, OSError, RuntimeError, MemoryError)  # of a set: the others are measured
@@ -45,7 +37,7 @@ class Leaks(NamedTuple):
 
 @dataclass(frozen=True)
 class Others:
-    """Other networks, to compare with; see `verdict`.
+    """Other networks, to compare with; see `comparison`.
 
     Attributes:
         names: Those of the sets that are theirs.
@@ -97,7 +89,6 @@ def run_suite(
     _check_same_samples(ready)
     pair = next(iter(ready.values()))
     protocols = Protocols(pair, facts.get("classes") or (), left_out)
-    known = protocols.known_classes
 
     # the numbers of every set
     measured = _measure_sets(
@@ -119,7 +110,7 @@ def run_suite(
         scores.take(each)
 
     # the answers
-    compared, unmet = _compare(measured, scores, others, known_classes=known)
+    compared = _compare(measured, scores, others, known_classes=protocols.known_classes)
     not_embedded = [f"Not compared with {name}: {measured.incomplete[name]}." for name in failed]
     report = {
         "schema_version": SCHEMA_VERSION,
@@ -127,9 +118,9 @@ def run_suite(
         "columns": protocols.columns(),
         "rows": rows,
         "left_out": list(dict.fromkeys([*not_measured, *left_out])),
-        "comparisons": comparisons(rows, scores.of, without=others.names) if known else [],
-        "against": compared,
-        "not_compared": [*others.missing, *not_embedded, *unmet],
+        "against": compared.networks,
+        "baselines": compared.baselines,
+        "not_compared": [*others.missing, *not_embedded, *compared.unmet],
     }
     if measured.incomplete:
         report["incomplete"] = measured.incomplete
@@ -213,33 +204,46 @@ def _measure_sets(
     return measured
 
 
-def _compare(
-    measured: _MeasuredSets,
-    scores: Scores,
-    others: Others,
-    *,
-    known_classes: bool,
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Compare ours with other networks, and with baselines where kNN decides nothing.
+class _Compared(NamedTuple):
+    """Ours against others, as rows of `compare_all`.
 
-    Returns:
-        The rows of `compare_all`, with their powers; a sentence where some cannot be compared.
+    Attributes:
+        networks: Against other networks.
+        baselines: Against random weights and pixels.
+        unmet: A sentence where some cannot be compared.
     """
-    baselines = () if known_classes else BASELINES
-    against = [name for name in (*others.names, *baselines) if name in measured.by_set]
+
+    networks: list[dict[str, Any]]
+    baselines: list[dict[str, Any]]
+    unmet: list[str]
+
+
+def _compare(
+    measured: _MeasuredSets, scores: Scores, others: Others, *, known_classes: bool
+) -> _Compared:
+    """Compare ours with other networks, and with baselines: two questions, answered apart."""
     ours = [name for name in measured.by_set if name not in (*others.names, *BASELINES)]
-    compare = partial(compare_all, ours, against, others.start, scores, known_classes=known_classes)
+    networks = [name for name in others.names if name in measured.by_set]
+    baselines = [name for name in BASELINES if name in measured.by_set]
+
+    def compare() -> list[list[dict[str, Any]]]:
+        return [
+            compare_all(ours, theirs, others.start, scores, known_classes=known_classes)
+            for theirs in (networks, baselines)
+        ]
+
     try:
-        compared = compare()
+        against_networks, against_baselines = compare()
     except KeyboardInterrupt:  # all is measured, and this takes seconds; a second one ends it
-        compared = compare()
-    powers = {each.features: each.power for each in measured.numbers}  # the last form is flattened
-    for row in compared:
-        row["power"] = powers[row["features"]]
-        row["against_power"] = powers[row["against"]]
-    met = {row["against"] for row in compared}
-    unmet = [BASELINES.get(name, name) for name in against if ours and name not in met]
-    return compared, [_NOTHING_TO_COMPARE.format(" and ".join(unmet))] if unmet else []
+        against_networks, against_baselines = compare()
+    met = {row["against"] for row in (*against_networks, *against_baselines)}
+    unmet = [name for name in (*networks, *baselines) if ours and name not in met]
+    named = " and ".join(BASELINES.get(name, name) for name in unmet)
+    return _Compared(
+        networks=against_networks,
+        baselines=against_baselines,
+        unmet=[_NOTHING_TO_COMPARE.format(named)] if unmet else [],
+    )
 
 
 def check_labelled(split: str, labels: NDArray[np.int64]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sslpipe.evaluation.verdict import BASELINES
+from sslpipe.evaluation.comparison import BASELINES
 from sslpipe.files import Tree
 from sslpipe.report.page import NAMES, flat, html_page, render
 from sslpipe.report.result_tables import result_table, unfinished_text

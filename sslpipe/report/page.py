@@ -22,9 +22,10 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sslpipe.errors import duration
+from sslpipe.evaluation.comparison import BASELINES
 from sslpipe.evaluation.result import caveats
 from sslpipe.evaluation.suite_file import features_name
-from sslpipe.evaluation.verdict import BASELINES, form_names, verdict_text
+from sslpipe.evaluation.verdict import form_names, verdict_text
 from sslpipe.recipe.sections import leaves
 
 FOOTER = Markup(

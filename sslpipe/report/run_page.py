@@ -7,8 +7,8 @@ from markupsafe import Markup
 
 from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import UserError
+from sslpipe.evaluation.comparison import LINEAR, RECALL
 from sslpipe.evaluation.vectors import Features
-from sslpipe.evaluation.verdict import LINEAR, RECALL
 from sslpipe.files import Tree
 from sslpipe.report.charts import CHARTS, SPEED_CHARTS, charts
 from sslpipe.report.embeddings import (

@@ -25,6 +25,7 @@ from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import pick_device
 from sslpipe.errors import as_output, as_path, check_count, for_caller, shown
 from sslpipe.evaluation.advice import advise
+from sslpipe.evaluation.comparison import BASELINES
 from sslpipe.evaluation.embed import Embeddings, EmbedOptions, embed
 from sslpipe.evaluation.embed_file import embed_to_file
 from sslpipe.evaluation.features import (
@@ -36,7 +37,6 @@ from sslpipe.evaluation.features import (
 from sslpipe.evaluation.protocols import SEED, Pair
 from sslpipe.evaluation.suite_file import check_split, features_name, own_name, with_own_name
 from sslpipe.evaluation.table import Leaks, Others, check_labelled, run_suite
-from sslpipe.evaluation.verdict import BASELINES
 from sslpipe.export.load import FrozenBackbone, load_backbone, weights_text
 from sslpipe.export.saved import Config
 from sslpipe.files import json_text, parse_object, write_json
@@ -116,7 +116,7 @@ def suite(
 
     Returns:
         What stands in an eval.json, as a dictionary; see `sslpipe.evaluation.suite_file`:
-        "verdict", "rows" (a number each), "comparisons", "against", "left_out", "leakage", "facts".
+        "verdict", "rows" (a number each), "against", "baselines", "left_out", "leakage", "facts".
 
     Raises:
         UserError: A model, the data set or the device cannot be had, or they do not fit.
