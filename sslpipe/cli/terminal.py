@@ -111,8 +111,21 @@ def text_table(
 
 
 def print_table(table: "Table") -> None:
-    """Print a table on stdout; a file or a pipe gets lines as long as the table is wide."""
-    _table_printer().print(table)
+    """Print a table on stdout; a file or a pipe gets lines as long as the table is wide.
+
+    On a terminal that is narrower, cells have several lines, and rules part the rows.
+    """
+    printer = _table_printer()
+    table.show_lines = _width(printer, table) > printer.width
+    printer.print(table)
+
+
+def _width(printer: SafeConsole, table: "Table") -> int:
+    """Return how many columns a table takes where none of its cells is broken."""
+    from rich.measure import Measurement
+
+    unlimited = printer.options.update_width(_ANY_COLUMNS)
+    return Measurement.get(printer, unlimited, table).maximum
 
 
 def _table_printer() -> SafeConsole:
@@ -131,12 +144,9 @@ def print_named(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: in
         rows: The texts of each.
         left: The first columns, which end at the left.
     """
-    from rich.measure import Measurement
-
     table = text_table(heads, rows, left=left)
     printer = _table_printer()
-    unlimited = printer.options.update_width(_ANY_COLUMNS)
-    if Measurement.get(printer, unlimited, table).maximum <= printer.width:
+    if _width(printer, table) <= printer.width:
         printer.print(table)
         return
     for name, *cells in rows:

@@ -132,6 +132,15 @@ def test_a_table_on_a_narrow_terminal_wraps_its_cells_and_cuts_none(of, width):
     assert "…" not in texts[0]
 
 
+@pytest.mark.parametrize(("columns", "rules"), [(80, 1), (200, 0)])
+def test_rows_of_several_lines_are_parted_by_rules(columns, rules, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
+    terminal.print_table(terminal.text_table(HEADS, WIDE))
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("├") for line in lines) == rules
+
+
 def test_a_log_gets_all_columns_of_a_wide_table_on_one_line(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     terminal.print_table(terminal.text_table(HEADS, WIDE))
