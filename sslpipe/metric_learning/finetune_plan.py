@@ -47,6 +47,7 @@ from sslpipe.planning.rules import (
     weights_replace_the_backbone,
 )
 from sslpipe.planning.watch import can_choose, check_choice, choosing_nothing
+from sslpipe.recipe.sections import EVALUATIONS
 from sslpipe.run.health import Alarms
 
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
@@ -182,15 +183,21 @@ def with_backbone(
 
 def nothing_chooses_the_best(plan: Finetuning, parts: FinetuningParts) -> None:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide."""
-    labels = plan.split.labels_of(plan.held_out.ids)
     recipe = plan.recipe
-    settings = choosing_nothing(recipe.run)
-    if recipe.data.validation_classes != "auto":
-        remedy = f"raise data.validation_classes, or set {settings}"
-    else:  # smaller batches may leave some to choose by
-        if settings and not can_choose(labels, views=False):
-            settings = fitting_settings(recipe, plan.index, plan.split)
-        remedy = f"set {settings}"
+    labels = plan.split.labels_of(plan.held_out.ids)
+    nothing = choosing_nothing(recipe.run)
+    if not nothing:
+        return
+    watch = ""
+    if not recipe.run.monitor_steps:
+        watch = f" run.monitor_steps={max(1, recipe.total_steps // EVALUATIONS)}"
+    if can_choose(labels, views=False):
+        remedy = f"set{watch}, or set {nothing}"
+    elif recipe.data.validation_classes == "auto":  # smaller batches may leave some to choose by
+        remedy = f"set {fitting_settings(recipe, plan.index, plan.split)}{watch}"
+    else:
+        also = f" and set{watch}" if watch else ""
+        remedy = f"raise data.validation_classes{also}, or set {nothing}"
     check_choice(recipe.run, labels, views=False, remedy=remedy)
 
 
