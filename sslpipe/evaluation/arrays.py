@@ -61,15 +61,13 @@ def knn(
         Top-1 accuracy as a `Result`: value in [0, 1], 95 % interval.
 
     Raises:
-        DataError: Shapes or dtypes do not fit, a number is not finite, a label is missing, or every
-            row of test is one of train, too.
+        DataError: Shapes or dtypes do not fit, a number is not finite, or a label is missing.
 
     Source:
         Wu et al. 2018 (InstDisc), arXiv:1805.01978, section 3.4; Caron et al. 2021 (DINO),
         arXiv:2104.14294.
     """
     train, test, _ = _pair(train_features, train_labels, test_features, test_labels)
-    check_apart(train, test)
     if labels_per_class is not None:
         (result,) = few_shot_knn(
             train,
@@ -116,7 +114,6 @@ def linear_probe(
         DataError: As in `knn`; or a class has a single row of train.
     """
     train, test, names = _pair(train_features, train_labels, test_features, test_labels)
-    check_apart(train, test)
     (result,) = probe_rows(train, test, holdout=holdout, seed=seed)
     return replace(result, details={**result.details, "classes": names}) if names else result
 
