@@ -126,3 +126,30 @@ def test_what_is_advised_for_few_classes_works(tmp_path, classes, tested, batch,
         planned(batch)
     advised = str(refused.value).partition("; set ")[2].split()
     assert len(planned(advised).held_out.ids) == held
+
+
+@pytest.mark.parametrize(
+    ("settings", "advised"),
+    [
+        ((), ["run.monitor_steps=80"]),
+        (
+            ("sampler.classes_per_batch=4", "sampler.neighbours=3"),
+            ["sampler.classes_per_batch=3", "sampler.neighbours=0", "run.monitor_steps=80"],
+        ),
+    ],
+)
+def test_all_that_run_keep_lacks_is_named_at_once(tmp_path, settings, advised):
+    index = five_values(tmp_path, "a")
+    batch = ("sampler.column=kind", "sampler.classes_per_batch=3", "sampler.neighbours=0")
+    given = [*batch, 'tune={batchnorm="train"}', "run.monitor_steps=0", *settings]
+
+    def refused(*more: str) -> list[str]:
+        plan = Finetuning.make(load_recipe(RECIPE, [*given, *more]), index)
+        try:
+            plan.remarks(plan.build())
+        except UserError as error:
+            return str(error).partition("; set ")[2].partition(", or")[0].split()
+        return []
+
+    assert refused() == advised
+    assert refused(*advised) == []
