@@ -141,7 +141,7 @@ def validation_ids(split: Split, classes: int | Sequence[str], names: Sequence[s
         if classes >= len(present):
             raise RecipeError(
                 f"data.validation_classes = {classes} leaves no class to train on; split "
-                f"{split.name!r} has {len(present)}"
+                f"{split.name!r} has {len(present)}: set data.validation_classes=auto"
             )
     else:
         for name in classes:
