@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from sslpipe.arguments import checked
 from sslpipe.augment.eval_view import EvalView, eval_view_for, normalisation
@@ -213,6 +215,8 @@ def _check_alike(module: nn.Module, network: nn.Module, source: Source) -> None:
     Its tensors do not show that a max-pool was removed or a stride changed. Layers are compared by
     their names; those of a network that names them otherwise are not.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        return  # whose layers do not show what they are
     layers = {name: each for name, each in network.named_modules() if not [*each.children()]}
     weighted = {name for name, each in layers.items() if [*each.parameters(recurse=False)]}
     for part in module.modules():
@@ -233,12 +237,17 @@ def _check_alike(module: nn.Module, network: nn.Module, source: Source) -> None:
             )
 
 
+def _tensors(layer: nn.Module) -> Iterator[Tensor]:
+    return chain(layer.parameters(recurse=False), layer.buffers(recurse=False))
+
+
 def _computed(layer: nn.Module) -> dict[str, Any]:
     """Return what a layer computes in evaluation, but for its tensors; {}: nothing."""
     kind = type(layer).__name__
     if kind.startswith(_DO_NOTHING):
         return {}
-    computed: dict[str, Any] = {} if [*layer.parameters(recurse=False)] else {"kind": kind}
+    # the tensors of a layer that has some are compared when they are read
+    computed: dict[str, Any] = {"kind": kind} if next(_tensors(layer), None) is None else {}
     for name in _SETTINGS:
         value: Any = getattr(layer, name, None)
         is_repeated = isinstance(value, tuple) and len({*value}) == 1  # (1, 1) is 1

@@ -110,7 +110,10 @@ def new_classes_are_tested(split: Split, column: str | None) -> bool:
     trained = _classes(split)
     for name in split.index.manifest.splits:
         if name != split.name:
-            with naming('data.validation_classes = "auto" reads the labels of all splits'):
+            with naming(
+                "data.validation_classes = 'auto' looks whether other splits have classes of their "
+                "own, which data.validation_classes = 2 does not"
+            ):
                 others = _classes(relabelled(split.index.split(name), column))
             if others and others.isdisjoint(trained):
                 return True

@@ -194,7 +194,8 @@ def nothing_chooses_the_best(plan: Finetuning, parts: FinetuningParts) -> None:
     if can_choose(labels, views=False):
         remedy = f"set{watch}, or set {nothing}"
     elif recipe.data.validation_classes == "auto":  # smaller batches may leave some to choose by
-        remedy = f"set {fitting_settings(recipe, plan.index, plan.split)}{watch}"
+        fitting = fitting_settings(recipe, plan.index, plan.split)
+        remedy = f"set {fitting or nothing}{watch}"
     else:
         also = f" and set{watch}" if watch else ""
         remedy = f"raise data.validation_classes{also}, or set {nothing}"
@@ -269,7 +270,8 @@ def nothing_is_validated(plan: Finetuning, parts: FinetuningParts) -> Iterator[s
 def new_classes_are_not_watched(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
     """Mention that the held-out images are of classes that are trained on."""
     if not plan.held_out.whole_classes:
-        few = "set data.validation_classes=2, or " if len(plan.order.classes) > 3 else ""
+        spare = len(plan.order.classes) - plan.order.classes_per_batch
+        few = "set data.validation_classes=2, or " if spare >= 2 else ""
         yield (
             "the classes are too few to hold out some of them: the held-out images are of the "
             "classes that are trained on, so the watch does not see whether others get worse; if "

@@ -86,6 +86,8 @@ def _blamed(origin: str, named: Mapping[str, Any], places: Sequence[tuple[int | 
             if key not in section:
                 return origin
             section = section[key]
+        if isinstance(section, Mapping):  # several settings are wrong together, some of the file
+            return origin
     return "overrides"
 
 
@@ -266,10 +268,10 @@ def model_for(tree: Mapping[str, Any], origin: str, named: Mapping[str, Any]) ->
         if isinstance(value, dict) and key not in known and not did_you_mean(key, known):
             settings = [each for each in known_keys(Recipe) if not each.endswith(".kind")]
             near = did_you_mean_key(next(iter(value), ""), settings, most=1, cutoff=0.7)
+            where = "overrides" if key in named else origin
             raise RecipeError(
-                f"{_blamed(origin, named, [(key,)])}: no kind of recipe of this installation has "
-                f"a section {shown(key)}{near}; "
-                "take it out, or install what brings it: sslpipe as a whole, or a package that "
+                f"{where}: no kind of recipe of this installation has a section {shown(key)}{near};"
+                " take it out, or install what brings it: sslpipe as a whole, or a package that "
                 f"adds to it (known here: {', '.join(known)})"
             )
     return Recipe

@@ -204,16 +204,18 @@ class Kinds:
 
 
 def _whole_kind(kind: str, known: Sequence[str]) -> str:
-    """Return '; did you mean X?'; of an architecture alone, "resnet50", the family is before it.
+    """Return '; did you mean X?'; of an architecture alone, "resnet50", that its family is lacking.
 
-    That is the family whose example begins with the same word, as "torchvision/resnet18" does.
+    The example is one that begins with the same word, as "torchvision/resnet18" does.
     """
-    word = _FIRST_WORD.match(kind)
+    word = _FIRST_WORD.match(kind.lower())
     for example in known:
-        family, _, architecture = example.partition("/")
+        architecture = example.partition("/")[2]
         first = _FIRST_WORD.match(architecture)
+        if architecture == kind:
+            return f"; did you mean {example!r}?"
         if word and first and word[0] == first[0]:
-            return f"; did you mean {example if kind == word[0] else f'{family}/{kind}'!r}?"
+            return f"; an architecture follows its family, as in {example!r}"
     return did_you_mean(kind, known)
 
 

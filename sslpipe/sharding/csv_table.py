@@ -167,7 +167,7 @@ def _check_text(path: Path) -> None:
     if suffix == ".xls" and path.is_file() and not _begins_binary(path):
         return  # some programs name a table with tabs so
     if suffix == ".json" and path.is_file() and _holds(path, b'"annotations"'):
-        if _begins_as_list(path):
+        if _begins_as_list(path) and _holds(path, b'"result"'):
             raise DataError(
                 f"{path} is a list of tasks with annotations, as of Label Studio; export them as "
                 "CSV, whose columns --image-column and --label-column name"

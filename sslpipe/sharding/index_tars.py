@@ -311,7 +311,7 @@ def _report(
         folders = {folder for tar in indexed for folder in tar.folders}
         images = sum(tar.entry.samples for tar in indexed)
         tars = [tar.path for tar in indexed]
-        doubts += folders_of_classes(tars, folders, images) or tars_of_classes(tars)
+        doubts += [*folders_of_classes(tars, folders, images), *tars_of_classes(tars)]
     return write_report(
         out,
         left_out=skipped,

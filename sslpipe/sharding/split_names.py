@@ -117,10 +117,14 @@ def folders_of_classes(tars: Sequence[Path], folders: Collection[str], images: i
     names = sorted({each[-1] for each in parts if split_of(each[-1]) is None} - {"", "."})
     if len(names) < 2 or 2 * len(folders) > images or len({tar.parent for tar in tars}) > 1:
         return []
+    if {*names} == {tar.stem for tar in tars}:
+        return []  # each tar is a class
+    if all(re.fullmatch("[0-9a-f]{2,3}", name) for name in names) and not "".join(names).isdigit():
+        return []  # beginnings of hashes
     root = tars[0].parent
     said = f"no image has a label; where folders in the tars are classes, such as {shown(names[0])}"
     if any(split_of(part) for each in parts for part in each[:-1]):
-        unpack = 'mkdir -p classes && for tar in *.tar; do tar -xf "$tar" -C classes; done'
+        unpack = 'mkdir -p classes && for tar in *.tar; do tar -xkf "$tar" -C classes; done'
         build = f"sslpipe shards build OUT --root {shlex.quote(str(root / 'classes'))}"
         return [
             f"{said}, and others splits, unpack all, `(cd {shlex.quote(str(root))} && {unpack})`, "

@@ -90,7 +90,7 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
             folders = {folder for tar in every for folder in tar.scan.folders}
             count = sum(len(tar.scan.samples) for tar in every)
             paths = [tar.path for tar in every]
-            doubts += folders_of_classes(paths, folders, count) or tars_of_classes(paths)
+            doubts += [*folders_of_classes(paths, folders, count), *tars_of_classes(paths)]
     return reported(images, [*skipped, *unread_keys], doubts)
 
 

@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from torchvision.ops import FrozenBatchNorm2d
 
 import sslpipe
 from sslpipe.errors import WeightsError
@@ -108,12 +109,20 @@ def test_a_network_that_was_changed_where_no_tensor_shows_it_is_refused(change, 
         sslpipe.load_backbone(given, architecture="torchvision/resnet18")
 
 
+def frozen(layer):
+    """As torchvision's detectors have it: the same numbers, none of them a parameter."""
+    other = FrozenBatchNorm2d(layer.num_features, eps=layer.eps)
+    other.load_state_dict({**other.state_dict(), **layer.state_dict()}, strict=False)
+    return other
+
+
 def test_what_changes_no_feature_is_taken():
     network = torchvision_network().eval()
     images = torch.randn(2, 3, 64, 64)
     expected = torch.nn.Sequential(*list(network.children())[:-1])(images).flatten(1)
     network.avgpool = torch.nn.AdaptiveAvgPool2d(1)
     network.relu = torch.nn.ReLU()
+    network.bn1 = frozen(network.bn1)
     network.fc = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(512, 7))
     backbone = sslpipe.load_backbone(network, architecture="torchvision/resnet18", crop_px=64)
     torch.testing.assert_close(backbone(images), expected)

@@ -121,11 +121,12 @@ def test_a_given_backbone_and_frozen_layers_are_counted(tmp_path, data, trained)
 
 
 @pytest.mark.parametrize(
-    ("classes", "said", "remedy"), [(24, False, False), (6, True, True), (3, True, False)]
+    ("classes", "batch", "said", "remedy"),
+    [(24, 6, False, False), (6, 4, True, True), (6, 5, True, False), (3, 3, True, False)],
 )
-def test_a_watch_that_sees_no_new_class_says_so(tmp_path, classes, said, remedy):
+def test_a_watch_that_sees_no_new_class_says_so(tmp_path, classes, batch, said, remedy):
     data = write_dataset(tmp_path, (240,), classes=classes)
-    batch = f"sampler={{classes_per_batch={min(classes, 6)},images_per_class=4,buffer=96}}"
+    batch = f"sampler={{classes_per_batch={batch},images_per_class=4,buffer=96}}"
     result = checked(tmp_path, data, "data.validation_classes=auto", batch)
     texts = [text for text in result.warnings if "of the classes that are trained on" in text]
     assert len(texts) == said

@@ -69,9 +69,9 @@ def test_a_key_missing_in_the_file_has_its_default(path):
         ("data.batch_size=many", r"data\.batch_size = 'many': .*integer"),
         ("optim.kind=sdg", r"optim\.kind = 'sdg' is unknown; did you mean 'sgd'"),
         ("backbone.kind=resnet18", r"did you mean 'torchvision/resnet18'\?.*known: .*/resnet18"),
-        ("backbone.kind=resnet50", r"did you mean 'torchvision/resnet50'\?"),
-        ("backbone.kind=resnet", r"did you mean 'torchvision/resnet18'\?"),
-        ("backbone.kind=vit_base_patch16_224", r"did you mean 'timm/vit_base_patch16_224'\?"),
+        ("backbone.kind=resnet50", r"follows its family, as in 'torchvision/resnet18'"),
+        ("backbone.kind=ResNet", r"follows its family, as in 'torchvision/resnet18'"),
+        ("backbone.kind=vit_base_patch16_224", r"family, as in 'timm/vit_small_patch16_224'"),
         ("backbone.kind=small_resnt", r"did you mean 'small_resnet'\?"),
         ("optim.kind=adamw", r"unknown key optim\.momentum; known here: .*betas"),
         ("optim.nestrov=true", r"unknown key optim\.nestrov; did you mean 'nesterov'"),
@@ -335,3 +335,14 @@ def test_a_recipe_of_an_editor_on_windows_is_the_same_and_no_utf_8_names_the_rem
     path.write_text(text, encoding="utf-16")
     with pytest.raises(RecipeError, match=r"not valid TOML.*save it in UTF-8"):
         load_recipe(path)
+
+
+@pytest.mark.parametrize("override", [None, "data.num_streams=16", "run.log_steps=1"])
+def test_settings_that_are_wrong_together_are_blamed_on_the_file(path, override):
+    """An override may be one of them, or none."""
+    path.write_text(
+        TEXT.replace("batch_size = 64\nnum_streams = 8", "batch_size = 250\nnum_streams = 16")
+    )
+    with pytest.raises(RecipeError, match=r"batch_size = 250 is not a multiple") as caught:
+        load_recipe(path, [] if override is None else [override])
+    assert str(caught.value).startswith(f"{path}: ")
