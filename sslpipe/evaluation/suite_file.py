@@ -1,6 +1,6 @@
 """What stands in an eval.json, which `table.run_suite` makes, and whether one is whole.
 
-schema_version  2
+schema_version  1
 facts           where the features come from: plain values, whatever the caller gave; `against`
                 has name, source, sha256 and format of each other network
 columns         headings of the table, in order; they begin with what decides
@@ -44,7 +44,7 @@ from typing import Any
 from sslpipe.errors import DataError, UserError, one_line, shown
 from sslpipe.files import Tree, json_text, read_json
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 
 
 def check_split(split: str) -> None:

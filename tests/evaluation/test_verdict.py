@@ -436,7 +436,7 @@ def test_a_file_is_read_with_comparisons_or_without_but_never_unchecked():
         "metric": "top1",
     }
     row |= {"value": 0.5, "interval95": [0.4, 0.6], "queries": 9, "bank": 9, "details": {}}
-    older = {"schema_version": 2, "facts": {}, "columns": ["kNN"], "rows": [row], "left_out": []}
+    older = {"schema_version": 1, "facts": {}, "columns": ["kNN"], "rows": [row], "left_out": []}
     check_report({**older, "sha256": content_sha256(older)})
     assert "No accuracy" not in verdict(older)
     report = {**older, "against": [compared()], "not_compared": ["gone"]}

@@ -492,7 +492,7 @@ def row(features, value, low, high, *, whitened=False, column="kNN", **more) -> 
 
 def evaluation_of(*rows) -> dict:
     facts = {"data_sha256": "d", "split": "test", "train_split": "train"}
-    return {"schema_version": 2, "facts": facts, "columns": ["kNN"], "rows": rows, "left_out": []}
+    return {"schema_version": 1, "facts": facts, "columns": ["kNN"], "rows": rows, "left_out": []}
 
 
 def test_the_best_is_marked_only_where_no_interval_of_other_features_overlaps():
