@@ -97,10 +97,11 @@ def _next(evaluation: Mapping[str, Any], best: Tree) -> str:
     easy = best["against_value"] == 1 and best["answer"] == "no clear difference"
     weights = f"the start, {name}" if best["start"] else name
     more = f"more test {best['unit']}: about {needed:,} would make this difference clear"
-    # what an interval of this width would hide
+    # what an interval of this width would hide; where the other form decides it hides nothing
     low, high = best["interval95"]
+    is_held_back = held_back(best) != ""
     unseen = ""
-    if low < high and not worse:
+    if low < high and not worse and not is_held_back:
         unseen = f"; {tested} show no difference below {50 * (high - low):.3g} points"
     rules = (
         (unfinished(evaluation["facts"]).endswith("resumes it."), _FINISH),
@@ -113,6 +114,7 @@ def _next(evaluation: Mapping[str, Any], best: Tree) -> str:
         (better, f"use it; {_EXPORT}"),
         (worse, f"use {weights}: this training made the features worse"),
         (needed > 0, more),
+        (is_held_back, f"use {weights}, or train longer"),
         (True, f"use {weights}, or train longer: {tested} show no difference"),
     )
     return next(text for applies, text in rules if applies)

@@ -65,21 +65,17 @@ def _answers(compared: Sequence[Tree]) -> list[str]:
 
 def _answer(each: Tree) -> str:
     is_baseline = each["against"] in BASELINES  # which nobody would use
-    if is_baseline and each["answer"] == "no clear difference":
-        return f"Not clearly better than {against_name(each)}"
     remedy = ": use the model you have" if each["answer"] == "worse" and not is_baseline else ""
     return relation(each) + remedy
 
 
 def relation(each: Tree) -> str:
     """Return the answer with the other side: "Better than lite0, which it started from"."""
-    words = {
-        "better": "Better than",
-        "worse": "Worse than",
-        "no clear difference": "No clear difference from",
-    }[each["answer"]]
+    is_baseline = each["against"] in BASELINES  # to be as good as these is worth nothing
+    unclear = "Not clearly better than" if is_baseline else "No clear difference from"
+    words = {"better": "Better than", "worse": "Worse than", "no clear difference": unclear}
     start = ", which it started from" if each["start"] else ""
-    return f"{words} {against_name(each)}{start}"
+    return f"{words[each['answer']]} {against_name(each)}{start}"
 
 
 def against_name(each: Tree) -> str:

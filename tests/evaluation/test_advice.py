@@ -64,20 +64,20 @@ STEPS = {"step": 4, "steps": 10}
         (
             [unclear(-0.02, -0.158, 0.118, against="pixels")],
             {},
-            "No clear difference from raw pixels",
+            "Not clearly better than raw pixels",
             "say; 400 test images show no difference below 13.8 points.",
         ),
         (
             [unclear(0.0, -1.0, 1.0, against="pixels")],
             {},
-            "No clear difference from raw pixels",
+            "Not clearly better than raw pixels",
             "show no difference below 100 points.",
         ),
         # both are right on the same images
         (
             [unclear(0.0, 0.0, 0.0, against="pixels")],
             {},
-            "No clear difference from raw pixels",
+            "Not clearly better than raw pixels",
             "alarms say.",
         ),
     ],
@@ -106,7 +106,7 @@ def test_without_other_networks_the_better_baseline_is_what_counts():
 
 def test_of_a_baseline_that_has_all_images_right_no_longer_training_is_asked():
     found = advise(evaluation(row("ssl", 1.0), row("random", 1.0)))
-    assert found.answer.startswith("No clear difference from random weights")
+    assert found.answer.startswith("Not clearly better than random weights")
     assert "harder test images" in found.next_step
     assert "Train longer" not in found.next_step
 
@@ -137,7 +137,7 @@ def test_weights_that_are_their_own_start_are_not_to_be_compared_with_it_again()
 def test_the_first_sentence_and_the_verdict_agree_on_what_is_clear(right, clear):
     report = evaluation(row("ssl", right), row("random", 0.6))
     found = advise(report)
-    assert found.answer.startswith("Better than random" if clear else "No clear difference")
+    assert found.answer.startswith("Better than random" if clear else "Not clearly")
     assert verdict(report).startswith("Better than random") is clear
     assert verdict(report).startswith("Not clearly better") is not clear
     assert found.next_step.startswith("Compare" if clear else "Train longer")
@@ -147,8 +147,25 @@ def test_why_a_gain_over_a_baseline_is_not_clear_is_said_first_too():
     flat = [row("ssl", 0.6, whitened=True), row("random", 0.69, whitened=True)]
     report = evaluation(row("ssl", 0.7), row("random", 0.6), *flat)
     answer = advise(report).answer
-    assert answer.startswith("No clear difference from random weights: +10.0 points of kNN acc")
+    assert answer.startswith("Not clearly better than random weights: +10.0 points of kNN acc")
     assert answer.endswith("; the other way round if both are taken flattened (power 1)).")
+
+
+@pytest.mark.parametrize(
+    ("against", "step"),
+    [("pixels", "Train longer, or see what the report's alarms say."), ("lite0", "Use lite0, or")],
+)
+@pytest.mark.parametrize("difference", [0.08, -0.08])
+def test_no_test_image_is_asked_for_where_the_other_form_decides(against, step, difference):
+    """The interval is clear of 0: that the images show no difference would be wrong."""
+    other = {"p": 0.001, "other_form_difference": -difference, "other_form_value": 0.7}
+    report = evaluation(row("ssl", 0.7))
+    held = unclear(difference, difference - 0.02, difference + 0.02, against=against, **other)
+    report["baselines" if against in BASELINES else "against"].append(held)
+    found = advise(report)
+    assert "; the other way round if both are taken flattened" in found.answer
+    assert found.next_step.startswith(step)
+    assert "test images" not in found.next_step
 
 
 @pytest.mark.parametrize(("difference", "half", "images"), [(0.1, 0.2, "about 1,600 "), (0, 1, "")])
@@ -159,7 +176,7 @@ def test_a_gain_over_a_baseline_on_few_images_asks_for_more_of_them(difference, 
         unclear(difference, difference - half, difference + half, against="random")
     ]
     found = advise(report)
-    assert found.answer.startswith("No clear difference")
+    assert found.answer.startswith("Not clearly better than random")
     assert found.next_step.startswith("Train longer")
     assert images in found.next_step
     assert ("more test images" in found.next_step) == bool(images)
