@@ -1,6 +1,7 @@
 """Which samples a fine-tuning trains on, which it holds out, and how their classes are numbered."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -33,12 +34,14 @@ def labelled_split(recipe: FinetuneRecipe, index: DatasetIndex) -> tuple[Split, 
         DataError: There is no such column, or it is of floats.
     """
     split = index.split(recipe.data.split)
-    column = recipe.sampler.column
-    if column is None:
-        return split, index.manifest.classes
     with naming("sampler.column"):
-        by_column = RelabelledSplit(split, split.column(column))
-    return by_column, by_column.names
+        split = relabelled(split, recipe.sampler.column)
+    return split, class_names(split)
+
+
+def class_names(split: Split) -> Sequence[str]:
+    """Return the names of the classes, by label, of a split as `labelled_split` gives it."""
+    return split.names if isinstance(split, RelabelledSplit) else split.index.manifest.classes
 
 
 class HeldOut(NamedTuple):
@@ -54,9 +57,9 @@ def held_out(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> Held
     "auto" aims at a tenth of the images; of few at FEW_HELD_OUT, if that is at most a quarter, of
     many at MOST_HELD_OUT. Whole classes, which say most of new ones, if these are at least
     LEAST_HELD_OUT_CLASSES and leave those of a batch. Fewer, two or more, where another split has
-    new classes alone, so that the run is for such, or where groups are held out. Else of each class
-    so many images, if it has more than images_per_class; where none has, two classes or more; where
-    a batch needs these, nothing.
+    new classes alone, so that the run is for such, or where groups are held out. Else, and where a
+    batch needs all classes, of each class so many images, if it has more than images_per_class, and
+    no groups are held out; where none has, two classes or more; where a batch needs these, nothing.
 
     Args:
         recipe: Of a fine-tuning.
@@ -79,10 +82,9 @@ def held_out(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> Held
     wanted = round(share * classes)
     if LEAST_HELD_OUT_CLASSES <= wanted <= spare_classes:
         return HeldOut(validation_ids(split, wanted, names), whole_classes=True)
-    of_trained_classes = recipe.data.holdout_by is None and not (
-        classes > 3 and new_classes_are_tested(split, sampler.column)
-    )
-    if of_trained_classes:
+    by_groups = recipe.data.holdout_by is not None
+    can_spare = classes > 3 and spare_classes >= 2
+    if not by_groups and not (can_spare and new_classes_are_tested(split, sampler.column)):
         of_classes = []
         for label, size in zip(labels.tolist(), sizes.tolist(), strict=True):
             spare = size - sampler.images_per_class
@@ -91,12 +93,13 @@ def held_out(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> Held
                 of_classes.append(lowest_hashes(np.flatnonzero(split.labels == label), count))
         if len(of_classes) > 1:
             return HeldOut(np.sort(np.concatenate(of_classes)), whole_classes=False)
-    if classes > 3 and spare_classes >= 2:
+    if can_spare:
         wanted = max(wanted, 2, min(LEAST_HELD_OUT_CLASSES, classes // 4))
         return HeldOut(validation_ids(split, min(wanted, spare_classes), names), True)
     return HeldOut(np.zeros(0, np.int64), whole_classes=True)
 
 
+@lru_cache(maxsize=1)  # the labels of all splits are read, and many batches may be tried
 def new_classes_are_tested(split: Split, column: str | None) -> bool:
     """Return whether another split has labels, none of which this one has.
 
@@ -157,12 +160,12 @@ def validation_ids(split: Split, classes: int | Sequence[str], names: Sequence[s
     return np.flatnonzero(np.isin(split.labels, chosen))
 
 
-def untrained_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> Integers:
+def untrained_ids(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> Integers:
     """Return the sorted ids that are not trained on: those held out, and their groups.
 
-    With data.holdout_by, a group that has a sample in a validation class is skipped whole.
+    With data.holdout_by, a group that has a sample in a validation class is skipped whole. The
+    arguments are as in `held_out`.
     """
-    split, names = labelled_split(recipe, index)
     by = recipe.data.holdout_by
     ids = held_out(recipe, split, names).ids
     if by is None:

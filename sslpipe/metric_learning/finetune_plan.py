@@ -21,6 +21,7 @@ from sslpipe.export.start import Start, with_init
 from sslpipe.metric_learning.classes import (
     HeldOut,
     bank_ids,
+    class_names,
     held_out,
     labelled_split,
     trained_labels,
@@ -33,7 +34,7 @@ from sslpipe.metric_learning.finetune_parts import (
     class_neighbours,
     freeze_and_group,
 )
-from sslpipe.metric_learning.fitting import fitting_settings, plan_batches
+from sslpipe.metric_learning.fitting import fitting_settings, plan_batches, watching_new_classes
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
 from sslpipe.models.backbones import backbone_settings
@@ -194,8 +195,8 @@ def nothing_chooses_the_best(plan: Finetuning, parts: FinetuningParts) -> None:
     if can_choose(labels, views=False):
         remedy = f"set{watch}, or set {nothing}"
     elif recipe.data.validation_classes == "auto":  # smaller batches may leave some to choose by
-        fitting = fitting_settings(recipe, plan.index, plan.split)
-        remedy = f"set {fitting or nothing}{watch}"
+        fitting = fitting_settings(recipe, plan.split, class_names(plan.split))
+        remedy = f"set {fitting or nothing}" + ("" if nothing in fitting else watch)
     else:
         also = f" and set{watch}" if watch else ""
         remedy = f"raise data.validation_classes{also}, or set {nothing}"
@@ -244,7 +245,8 @@ def much_is_unused(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
 def groups_are_held_out_too(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
     """Mention samples that are not trained on as their groups are held out."""
     data = plan.recipe.data
-    if more := len(untrained_ids(plan.recipe, plan.index)) - len(plan.held_out.ids):
+    untrained = untrained_ids(plan.recipe, plan.split, class_names(plan.split))
+    if more := len(untrained) - len(plan.held_out.ids):
         yield (
             f"{more:,} samples of other classes share {data.holdout_by} with the validation "
             "classes and are not trained on"
@@ -271,7 +273,10 @@ def new_classes_are_not_watched(plan: Finetuning, parts: FinetuningParts) -> Ite
     """Mention that the held-out images are of classes that are trained on."""
     if not plan.held_out.whole_classes:
         spare = len(plan.order.classes) - plan.order.classes_per_batch
-        few = "set data.validation_classes=2, or " if spare >= 2 else ""
+        settings = "data.validation_classes=2"
+        if spare < 2:
+            settings = watching_new_classes(plan.recipe, plan.split, class_names(plan.split))
+        few = f"set {settings}, or " if settings else ""
         yield (
             "the classes are too few to hold out some of them: the held-out images are of the "
             "classes that are trained on, so the watch does not see whether others get worse; if "

@@ -1,11 +1,16 @@
 """The batches that a recipe asks for; where a data set has none, settings for which it has some."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import merge
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import DataError
-from sslpipe.metric_learning.classes import held_out, labelled_split, untrained_ids
+from sslpipe.metric_learning.classes import (
+    held_out,
+    labelled_split,
+    new_classes_are_tested,
+    untrained_ids,
+)
 from sslpipe.metric_learning.recipe import FinetuneRecipe, Sampler
 from sslpipe.metric_learning.sampling import BatchesDoNotFit, PKOrder
 from sslpipe.planning.watch import can_choose, choosing_nothing
@@ -19,7 +24,7 @@ def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
     Raises:
         DataError: There are no such batches. Names settings for which there are some.
     """
-    split = labelled_split(recipe, index)[0]
+    split, names = labelled_split(recipe, index)
     if not (split.labels >= 0).any():
         raise DataError(
             f"no image of the split {split.name!r} has a label, and this recipe learns from labels:"
@@ -27,32 +32,54 @@ def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
             "recipe without [sampler], which needs no labels"
         )
     try:
-        return _batches(recipe, index, split)
+        return _batches(recipe, split, names)
     except BatchesDoNotFit as error:
-        if settings := fitting_settings(recipe, index, split):
+        if settings := fitting_settings(recipe, split, names):
             raise DataError(f"{error.reason}; set {settings}", settings) from error
         raise
 
 
-def fitting_settings(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> str:
+def fitting_settings(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> str:
     """Find overrides for which there are batches, and a choice where one is asked for; "": none.
 
     The largest batch first, as a loss compares within it; of equals that which skips fewest images.
+    Where new classes are tested, one that holds some out comes before those that do not.
+
+    Args:
+        recipe: Of a fine-tuning.
+        split: As `labelled_split` gives it, like names.
+        names: Of the classes, by label.
     """
     choosing = choosing_nothing(recipe.run)
+    if choosing and (watching := watching_new_classes(recipe, split, names)):
+        return watching
     first = None
-    for sampler in _samplers(recipe, index, split):
+    for sampler in _samplers(recipe, split, names):
         settings = _overrides(recipe.sampler, sampler)
         if first is None:
             first = settings
-        if not choosing or _can_choose(recipe.model_copy(update={"sampler": sampler}), index):
+        if not choosing or _can_choose(recipe, sampler, split, names):
             return settings
         if recipe.data.validation_classes != "auto":  # no sampler changes what is held out
             break
     return "" if first is None else f"{first} {choosing}".strip()
 
 
-def _samplers(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> Iterator[Sampler]:
+def watching_new_classes(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> str:
+    """Find overrides with which new classes are watched where such are tested; "": none.
+
+    The arguments are as in `fitting_settings`.
+    """
+    is_auto = recipe.data.validation_classes == "auto"
+    if not is_auto or not new_classes_are_tested(split, recipe.sampler.column):
+        return ""
+    for sampler in _samplers(recipe, split, names):
+        if _can_choose(recipe, sampler, split, names, new_classes=True):
+            return _overrides(recipe.sampler, sampler)
+    return ""
+
+
+def _samplers(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> Iterator[Sampler]:
     """Yield samplers that fit, best first; those without groups behind all that have them."""
     original = recipe.sampler
     images = {original.images_per_class, original.images_per_class // 2, 4, 3, 2}
@@ -61,7 +88,7 @@ def _samplers(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> Iter
         grouped = original.model_copy(update={"neighbours": neighbours})
         changed = recipe.model_copy(update={"sampler": grouped})
         largest_first = merge(
-            *(_fitting_samplers(changed, index, split, k) for k in each),
+            *(_fitting_samplers(changed, split, names, k) for k in each),
             key=lambda fitting: (-fitting[0].batch_size, -fitting[1]),
         )
         for sampler, _ in largest_first:
@@ -69,7 +96,7 @@ def _samplers(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> Iter
 
 
 def _fitting_samplers(
-    recipe: FinetuneRecipe, index: DatasetIndex, split: Split, images: int
+    recipe: FinetuneRecipe, split: Split, names: Sequence[str], images: int
 ) -> Iterator[tuple[Sampler, int]]:
     """Yield samplers of so many images a class that fit, most classes first, and their images.
 
@@ -89,7 +116,7 @@ def _fitting_samplers(
             }
             sampler = original.model_copy(update=changed)
             try:
-                order = _batches(recipe.model_copy(update={"sampler": sampler}), index, split)
+                order = _batches(recipe.model_copy(update={"sampler": sampler}), split, names)
             except BatchesDoNotFit as error:
                 if error.classes < classes:
                     fewer_classes = error.classes
@@ -99,10 +126,19 @@ def _fitting_samplers(
         classes = fewer_classes - fewer_classes % group
 
 
-def _can_choose(recipe: FinetuneRecipe, index: DatasetIndex) -> bool:
-    split, names = labelled_split(recipe, index)
-    labels = split.labels_of(held_out(recipe, split, names).ids)
-    return can_choose(labels, views=False)
+def _can_choose(
+    recipe: FinetuneRecipe,
+    sampler: Sampler,
+    split: Split,
+    names: Sequence[str],
+    *,
+    new_classes: bool = False,
+) -> bool:
+    """Return whether what such batches leave can choose weights, by `new_classes` if so asked."""
+    held = held_out(recipe.model_copy(update={"sampler": sampler}), split, names)
+    if new_classes and not held.whole_classes:
+        return False
+    return can_choose(split.labels_of(held.ids), views=False)
 
 
 def _overrides(original: Sampler, changed: Sampler) -> str:
@@ -111,7 +147,7 @@ def _overrides(original: Sampler, changed: Sampler) -> str:
     return " ".join(f"sampler.{k}={v}" for k, v in values.items() if getattr(original, k) != v)
 
 
-def _batches(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> PKOrder:
+def _batches(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> PKOrder:
     sampler = recipe.sampler
     return PKOrder(
         split,
@@ -123,5 +159,5 @@ def _batches(recipe: FinetuneRecipe, index: DatasetIndex, split: Split) -> PKOrd
         buffer=sampler.buffer,
         num_streams=sampler.num_streams,
         window=sampler.shuffle_window,
-        without=untrained_ids(recipe, index),
+        without=untrained_ids(recipe, split, names),
     )

@@ -33,7 +33,7 @@ class FinetuneData(RunData):
     """Classes held out from training altogether, by which `run.keep` chooses: how many (drawn by a
     hash), or their names; 0: none. auto: classes of a tenth of the images, up to a quarter of few
     images; where classes are too few for that, as many images of each, or two to five classes if
-    another split, such as test, has new classes alone."""
+    another split, such as test, has new classes alone, and a batch leaves so many."""
     holdout_by: str | None = None
     """A column, such as patient: samples that share its value with one of validation_classes are
     not trained on either. Without data.validation_classes it is refused."""

@@ -357,10 +357,11 @@ def test_groups_of_validation_classes_are_not_trained_on(tmp_path):
     recipe = load_recipe(path, one)
     by_patient = load_recipe(path, (*one, "data.holdout_by=patient"))
     held = validation_ids(index.split("train"), 1, index.manifest.classes)
-    assert untrained_ids(recipe, index).tolist() == held.tolist()
+    labelled = (index.split("train"), index.manifest.classes)
+    assert untrained_ids(recipe, *labelled).tolist() == held.tolist()
     theirs = {patients[k] for k in held} - {None}
     expected = [k for k in range(128) if k in set(held.tolist()) or patients[k] in theirs]
-    assert untrained_ids(by_patient, index).tolist() == expected
+    assert untrained_ids(by_patient, *labelled).tolist() == expected
     with pytest.raises(RecipeError, match=r"holdout_by = 'patient' needs data.validation_classes"):
         load_recipe(path, ("data.validation_classes=0", "data.holdout_by=patient"))
 
