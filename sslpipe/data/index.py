@@ -426,8 +426,8 @@ def _check_has_index(location: str | Path, url: str) -> None:
         )
     if url_scheme := re.match(r"[a-z][a-z0-9]+:(?=/[^/])", str(location)):
         raise DataError(
-            f"cannot read {path}: it was given with one slash behind {url_scheme[0]!r}, as pathlib "
-            "makes of a URL; write two, in a text"
+            f"cannot read {path}: it was given with one slash behind {url_scheme[0]!r}, as a Path "
+            "has it; give the URL as a str, with two"
         )
     raise DataError(
         f"cannot read {path}: there is no such file; name the dataset.json, or the folder, that "

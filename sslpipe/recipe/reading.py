@@ -266,7 +266,11 @@ def model_for(tree: Mapping[str, Any], origin: str, named: Mapping[str, Any]) ->
     known = [*Recipe.model_fields, *(kind.section for kind in _brought().values())]
     for key, value in tree.items():
         if isinstance(value, dict) and key not in known and not did_you_mean(key, known):
-            settings = [each for each in known_keys(Recipe) if not each.endswith(".kind")]
+            settings = [
+                each
+                for each in known_keys(Recipe)
+                if not each.endswith(".kind") and each != "name"  # model.name is not the run's
+            ]
             near = did_you_mean_key(next(iter(value), ""), settings, most=1, cutoff=0.7)
             where = "overrides" if key in named else origin
             raise RecipeError(

@@ -91,6 +91,11 @@ def test_a_wrong_key_or_value_is_named_with_the_remedy(path, override, message):
         load_recipe(path, [override])
 
 
+def test_the_name_of_a_model_is_not_taken_for_that_of_the_run(path):
+    with pytest.raises(RecipeError, match="section 'model'; take it out"):
+        load_recipe(path, ["model.name=resnet50"])
+
+
 @pytest.mark.parametrize(
     ("override", "key"),
     [
