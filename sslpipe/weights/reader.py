@@ -491,9 +491,10 @@ def _build(
         raise WeightsError(
             "the first convolution is 3x3, and whether a max-pool follows is not in the file; "
             f'train from it with \'backbone={{kind="{component.kind}",stem="small"}}\', or '
-            "'small_pool' where one follows; without training, in Python: load_backbone(SOURCE, "
-            f"component=sslpipe.models.backbones.backbone_settings({component.kind!r}, "
-            "{'stem': 'small'}))"
+            "'small_pool' where one follows; without training, export it in Python, and name that "
+            "folder: sslpipe.export_backbone(sslpipe.load_backbone(SOURCE, component="
+            f"sslpipe.models.backbones.backbone_settings({component.kind!r}, "
+            "{'stem': 'small'})), FOLDER)"
         )
     if fitting != backbone.stem:
         component = backbone_settings(component.kind, {**component.arguments, "stem": fitting})

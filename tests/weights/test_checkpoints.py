@@ -18,6 +18,7 @@ import torch
 import torchvision
 from torch import nn
 
+import sslpipe
 from sslpipe.errors import WeightsError
 from sslpipe.export.load import load_backbone
 from sslpipe.models.backbones import backbone_settings
@@ -532,7 +533,7 @@ def test_a_small_stem_is_taken_where_the_program_tells(tmp_path):
     source = f"torchvision/resnet18@{bare}"
     with pytest.raises(WeightsError, match=r"3x3.*max-pool") as refused:
         load_backbone(source, crop_px=32)
-    # both remedies, as they are written
+    # all remedies, as they are written
     (override,) = re.findall(r"'(backbone=.*?)'", str(refused.value))
     named = load_recipe(write_recipe(tmp_path), [override]).backbone
     (call,) = re.findall(
@@ -541,3 +542,7 @@ def test_a_small_stem_is_taken_where_the_program_tells(tmp_path):
     for component in (named, backbone_settings(*ast.literal_eval(call))):
         again = load_backbone(source, component=component, crop_px=32)
         assert difference(again, small, 32) <= 1e-5
+    (export,) = re.findall(r"sslpipe.export_backbone[(].*[)]", str(refused.value))
+    names = {"sslpipe": sslpipe, "SOURCE": source, "FOLDER": tmp_path / "backbone"}
+    eval(export, names)
+    assert difference(load_backbone(tmp_path / "backbone"), small, 32) <= 1e-5
