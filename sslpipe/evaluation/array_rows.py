@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sslpipe.errors import DataError, shown
+from sslpipe.errors import DataError, UserError, shown
 from sslpipe.evaluation.embed import Embeddings
 
 Array = ArrayLike | Tensor | Embeddings
@@ -130,3 +131,14 @@ def _decoded(label: object) -> object:
 def is_text(labels: NDArray[Any]) -> bool:
     """Return whether labels are texts, not integers."""
     return bool(labels.dtype.kind == "U")
+
+
+def refuse_zeros(rows: Tensor, what: str, names: Sequence[str] = ()) -> None:
+    """Raise UserError for a row of zeros: it has no direction, its cosine with all would be 0."""
+    zeros = (rows == 0).all(1).nonzero()[:, 0].tolist()
+    if zeros:
+        whose = f" ({names[zeros[0]]!r})" if len(names) > zeros[0] else ""
+        raise UserError(
+            f"{what} {zeros[0]}{whose} is all zeros: it has no direction to compare; embed the "
+            "image again, or leave it out"
+        )

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sslpipe.arguments import checked
 from sslpipe.errors import DataError, UserError, did_you_mean
-from sslpipe.evaluation.array_rows import as_tensor
+from sslpipe.evaluation.array_rows import as_tensor, refuse_zeros
 from sslpipe.evaluation.feature_files import CHECKSUM, UNREADABLE, checksum_of
 from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units, nearest
 from sslpipe.evaluation.whiten import Whitening
@@ -318,7 +318,7 @@ class Gallery:
             raise UserError("embeddings must be finite, and at least one")
         if self.flattening is not None:
             rows = self.flattening.apply(rows)
-        _refuse_zeros(rows, names)
+        refuse_zeros(rows, "embedding", names)
         return fixed_point_units(rows)
 
 
@@ -350,7 +350,7 @@ def similarity(first: Tensor, second: Tensor) -> float:
     """Return the cosine of two embeddings (D,), to the bit what a gallery would score."""
     one = first.reshape(1, -1)
     other = second.reshape(1, -1)
-    _refuse_zeros(torch.cat([one, other]), ("first", "second"))
+    refuse_zeros(torch.cat([one, other]), "embedding", ("first", "second"))
     return float(nearest(one, other, 1).cosines[0, 0])
 
 
@@ -382,14 +382,3 @@ def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tenso
     different = labels[first] != labels[second]
     cosines = exact_cosines(units, first[different], units, second[different])
     return cosines.clamp(-1, 1)
-
-
-def _refuse_zeros(rows: Tensor, names: Sequence[str]) -> None:
-    """A zero vector has no direction: its cosine with everything would be 0."""
-    zeros = (rows == 0).all(1).nonzero()[:, 0].tolist()
-    if zeros:
-        whose = f" ({names[zeros[0]]!r})" if len(names) > zeros[0] else ""
-        raise UserError(
-            f"embedding {zeros[0]}{whose} is all zeros: it has no direction to compare; "
-            "embed the image again, or leave it out"
-        )

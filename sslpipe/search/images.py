@@ -22,7 +22,7 @@ from sslpipe.arguments import checked
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError, shown
-from sslpipe.evaluation.array_rows import as_tensor
+from sslpipe.evaluation.array_rows import as_tensor, refuse_zeros
 from sslpipe.evaluation.embed import Embeddings, check_finite_rows
 from sslpipe.evaluation.feature_files import COMPARED, check_comparable
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
@@ -214,6 +214,7 @@ class ImageSearch:
                 "features[None]"
             )
         check_finite_rows(queries, "queries")
+        refuse_zeros(queries, "query")
         return fixed_point_units(self._flattened(queries.cpu().float()))
 
     @checked

@@ -134,6 +134,8 @@ def test_what_does_not_fit_is_named(parts, tmp_path):
             search.find(wrong)
     with pytest.raises(DataError, match=r"queries\[0\] is not finite"):
         search.find(torch.full((1, 6), torch.nan))
+    with pytest.raises(UserError, match="query 1 is all zeros"):
+        search.find(torch.eye(2, 6) * torch.tensor([[1], [0]]))
     with pytest.raises(UserError, match=r"rows\(1\): there are 1 files"):
         search.rows(1)
     with pytest.raises(UserError, match="no features file"):
