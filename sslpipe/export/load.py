@@ -194,7 +194,15 @@ def _load_module(
         )
     with TemporaryDirectory() as name:
         folder = Path(name)
-        tensors = {key: each.detach().clone() for key, each in module.state_dict().items()}
+        state = module.state_dict()
+        # beside quantized tensors there are packed ones, which are none
+        quantized = [key for key in state if getattr(state[key], "is_quantized", True)]
+        if quantized:
+            raise WeightsError(
+                f"a {what} in memory: {quantized[0]} is quantized; give the network that it was "
+                "made from"
+            )
+        tensors = {key: each.detach().clone() for key, each in state.items()}
         save_file(tensors, folder / "model.safetensors")
         if architecture == f"timm/{pretrained_cfg.get('architecture')}":  # it knows its images
             config = {

@@ -13,6 +13,7 @@ from sslpipe.models.limits import check_side
 UNKNOWN = (
     "mean, std and the crop (7/8 of the image) are ImageNet's usual ones: the source names none"
 )
+_OF_TIMM = ("input_size", "mean", "std", "crop_pct")  # keys that timm has defaults for
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ def timm_view(what: str, config: Mapping[str, Any], img_size: Any = None) -> Sta
         raise WeightsError(f"{what} takes images of {height} x {width}; only square ones are made")
     mode = data["crop_mode"]
     notes = []
+    stated = config if img_size is None else {**config, "input_size": img_size}
+    unknown = [key for key in _OF_TIMM if stated.get(key) is None]
+    if unknown:
+        notes.append(f"the source names no {', '.join(unknown)}: timm's defaults, {height} px")
     if mode not in ("center", "squash"):
         notes.append(f"images are cropped in the centre, not by the weights' {mode!r}")
     return StatedView(

@@ -32,6 +32,14 @@ def test_a_network_in_memory_gives_its_own_features_and_is_exported(tmp_path):
     assert network.conv1.weight.any()
 
 
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_network_is_refused_by_the_name_of_its_layer():
+    network = torch.ao.quantization.quantize_dynamic(torchvision_network(), {torch.nn.Linear})
+    with pytest.raises(WeightsError, match=r"fc\..* is quantized; give the network that it was"):
+        sslpipe.load_backbone(network, architecture="torchvision/resnet18", crop_px=64)
+
+
 def test_a_network_of_timm_knows_its_architecture():
     network = randomised(timm.create_model("resnet10t", pretrained=False))
     backbone = sslpipe.load_backbone(network)

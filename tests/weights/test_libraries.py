@@ -56,6 +56,8 @@ def test_a_file_in_a_folder_of_timm_has_the_view_of_the_folder(tmp_path):
     named = f"timm/resnet10t@{file}"
     for source in (tmp_path, file, named):
         assert load_backbone(source).config.view["mean"] == pytest.approx([0.1, 0.2, 0.3])
+    (tmp_path / "config.json").write_text('{"architecture": "resnet10t"}')
+    assert any("no input_size, mean, std" in note for note in load_backbone(tmp_path).notes)
     (tmp_path / "config.json").write_text('{"batch_size": 8}')  # of another program
     assert load_backbone(named).config.view["mean"] != pytest.approx([0.1, 0.2, 0.3])
 
