@@ -140,8 +140,8 @@ def check_apart(bank: Embeddings, queries: Embeddings, *, exclude_same_id: bool 
         raise DataError(
             f"each of the {len(wanted):,} queries is a row of the bank, too, and would find "
             "itself; leave these rows out of the bank, or search one set in itself: of arrays by "
-            "`retrieval` of the gallery alone, of files by `--exclude-same-id`, with `ids` in both "
-            "that number rows alike"
+            "`retrieval` of the gallery alone, of files by `sslpipe evaluate retrieval FILE FILE "
+            "--exclude-same-id`, with `ids` in both that number rows alike"
         )
 
 

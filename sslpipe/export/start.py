@@ -4,6 +4,7 @@ RUN/init is an export in the safetensors format, `load_backbone` reads it. It is
 decay towards the start and comparisons with the start take: the source is not needed again.
 """
 
+import json
 import os
 import secrets
 import shutil
@@ -285,10 +286,12 @@ def _of_random_weights(recipe: RunRecipe) -> SparseSettings:
     default = type(recipe.tune)()
     for key in recipe.of_weights:
         value = getattr(recipe.tune, key)
-        if value != getattr(default, key):
+        usual = getattr(default, key)
+        if value != usual:
+            override = "" if usual is None else f", or give tune.{key}={json.dumps(usual)}"
             raise RecipeError(
                 f"tune.{key} = {value!r} is for a run that starts from weights; name them with "
-                "--init, or leave it out"
+                f"--init, or take it out of the recipe{override}"
             )
     return recipe.backbone
 

@@ -74,8 +74,8 @@ class Objective(Part):
     # inductor's code had wrong gradients (hard_negatives, torch 2.15), and no warning
     @_disable_dynamo
     def __call__(self, *views: Tensor, **known: Tensor | None) -> Any:
-        """Call `forward`, uncompiled. Raises: UserError, where labels are given by their place."""
-        if len(views) > 2:
+        """Call `forward`, uncompiled. Raises: UserError, where not two views are given by place."""
+        if len(views) != 2 and not {"z_a", "z_b"} & {*known}:
             raise UserError(
                 f"{type(self).__name__} takes two views by place and all else by its name; call "
                 "loss(z_a, z_b, labels=labels)"

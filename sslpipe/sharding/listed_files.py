@@ -8,6 +8,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -267,10 +268,16 @@ def _where_instead(path: Path, root: Path) -> str:
     below = path.relative_to(root) if path.is_relative_to(root) else path
     parts = re.split(r"[\\/]", str(below))
     patterns = [f"{above}{glob.escape(parts[-1])}*" for above in ("", "*/", "*/*/", "*/*/*/")]
-    files = (file for pattern in patterns for file in root.glob(pattern))
-    elsewhere = next((file for file in files if parts[-1] in (file.name, file.stem)), None)
-    if elsewhere is None:
+    files = [file for pattern in patterns for file in root.glob(pattern)]
+    of_name = [file for file in files if parts[-1] in (file.name, file.stem)]
+    if not of_name:
         return ""
+
+    def same_folders(file: Path) -> int:
+        pairs = zip(reversed(file.parts[:-1]), reversed(parts[:-1]), strict=False)
+        return len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+
+    elsewhere = max(of_name, key=same_folders)  # of equal ones that of the fewest folders
     if len(parts) <= len(elsewhere.parts):
         base = elsewhere.parents[len(parts) - 1]
         if listed_file(base.joinpath(*parts)) == elsewhere:

@@ -134,7 +134,10 @@ def cut_splits(
         splits = _cut_classes(splits, cut.unseen_classes, classes)
     for key in splits:
         if not _SPLIT_NAME.fullmatch(key):
-            raise DataError(f"split {key!r}: a name is letters, digits and . + - _, as in train")
+            raise DataError(
+                f"split {key!r}: a name is letters, digits and . + - _, as in train; rename the "
+                "tars, folders or cells that it is read from"
+            )
     return splits, notes
 
 

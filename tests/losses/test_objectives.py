@@ -203,6 +203,7 @@ def test_objectives_make_no_tensor_larger_than_a_tile_or_the_input(kind: str) ->
             (lambda kind=kind: LOSSES[kind]()(*torch.ones(2, 2, 3), torch.ones(2)), "labels=labels")
             for kind in ("nt_xent", "dcl", "sup_con", "hard_negatives", "diet")
         ),
+        (lambda: NTXentLoss()(torch.ones(4, 3)), "two views"),
         (lambda: SupConLoss()(torch.ones(4, 3), torch.arange(4)), "labels=labels"),
         (lambda: SupConLoss()(torch.ones(4, 2, 3), torch.arange(4)), "labels=labels"),
         (lambda: SupConLoss()(*torch.ones(2, 2, 3), labels=[0, 1]), "labels must be a tensor"),
