@@ -62,7 +62,7 @@ def parse_recipe(
         recipe = model.model_validate(tree, context="recorded" if recorded else None)
     except ValidationError as error:
         places = [item["loc"] for item in error.errors()]
-        text = explain_errors(error, model, _blamed(origin, named, places), tree)
+        text = explain_errors(error, model, _blamed(origin, named, tree, places), tree)
         as_texts = isinstance(overrides, Mapping)
         raise RecipeError(text + _of_other_kind(error, named, as_texts=as_texts)) from None
     backbone = named.get("backbone")
@@ -70,23 +70,31 @@ def parse_recipe(
     return recipe
 
 
-def _blamed(origin: str, named: Mapping[str, Any], places: Sequence[tuple[int | str, ...]]) -> str:
+def _blamed(
+    origin: str,
+    named: Mapping[str, Any],
+    tree: Mapping[str, Any],
+    places: Sequence[tuple[int | str, ...]],
+) -> str:
     """Return where all wrong settings were written: "overrides", or the file, too.
 
     Args:
         origin: The file.
         named: The tree of the overrides alone.
+        tree: Of the file and the overrides.
         places: Keys of each wrong setting, from the outermost section inwards.
     """
     for place in places:
         section: Any = named
+        whole: Any = tree
         for key in place:
-            if not isinstance(section, Mapping):  # inside a value of an override
+            if section == whole:  # a value, or a section of which nothing is the file's
                 break
             if key not in section:
                 return origin
             section = section[key]
-        if isinstance(section, Mapping):  # several settings are wrong together, some of the file
+            whole = whole[key]
+        if section != whole:  # several settings are wrong together, some of the file
             return origin
     return "overrides"
 

@@ -91,6 +91,21 @@ def test_a_wrong_key_or_value_is_named_with_the_remedy(path, override, message):
         load_recipe(path, [override])
 
 
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ('optim={kind="adamw",betaz=[0.9,0.99]}', "unknown key optim.betaz"),
+        ('optim={kind="adamw"}', "optim.peak_lr is missing"),
+        ('backbone={kind="small_resnet",widths=3}', "backbone.widths = 3"),
+    ],
+)
+def test_a_mistake_in_a_section_that_is_replaced_is_not_blamed_on_the_file(path, override, key):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path, [override])
+    assert str(caught.value).startswith("overrides: ")
+    assert key in str(caught.value)
+
+
 def test_the_name_of_a_model_is_not_taken_for_that_of_the_run(path):
     with pytest.raises(RecipeError, match="section 'model'; take it out"):
         load_recipe(path, ["model.name=resnet50"])
