@@ -82,7 +82,7 @@ def rate_warning(optim: Optim, batch_size: int) -> str | None:
     if optim.peak_lr == 0:
         usual_rate = f"; {known[0]:.2g} is usual ({known[1]})" if known else ""
         return (
-            f"optim.peak_lr = 0: no step changes the network, so that it learns nothing{usual_rate}"
+            f"optim.peak_lr = 0: no step changes a weight, so that nothing is learned{usual_rate}"
         )
     if known is None:
         return None
