@@ -236,7 +236,10 @@ def _check_alike(module: nn.Module, network: nn.Module, source: Source) -> None:
     for name, layer in layers.items():
         their = theirs.get(name, layer)
         is_unpooled = "Adaptive" in type(layer).__name__ and isinstance(their, nn.Identity)
-        if not is_unpooled and _computed(layer) not in ({}, _computed(their)):
+        # of a stem that was named as one without pooling; other layers for nothing are heads
+        is_pooled = _computed(layer) == {} and isinstance(their, nn.MaxPool2d | nn.AvgPool2d)
+        differs = is_pooled or _computed(layer) not in ({}, _computed(their))
+        if differs and not is_unpooled:
             raise WeightsError(
                 f"{source.text}: its {name} is {shown(their)}, and that of {source.kind} "
                 f"{shown(layer)}, so its features are others: compare them as sslpipe.knn and "

@@ -8,6 +8,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 import sslpipe
 from sslpipe.errors import WeightsError
+from sslpipe.models.backbones import backbone_settings
 from tests.helpers.weights import randomised
 
 
@@ -115,6 +116,26 @@ def test_a_network_that_was_changed_where_no_tensor_shows_it_is_refused(change, 
     given = torch.nn.ModuleDict({"encoder": network}) if wrapped else network
     with pytest.raises(WeightsError, match=named):
         sslpipe.load_backbone(given, architecture="torchvision/resnet18")
+
+
+@pytest.mark.parametrize(("stem", "pooled"), [("small", False), ("small_pool", True)])
+def test_a_small_stem_is_taken_by_its_own_name_alone(stem, pooled):
+    """No tensor shows whether a max-pool follows it."""
+    images = torch.randn(2, 3, 32, 32)
+    component = backbone_settings("torchvision/resnet18", {"stem": stem})
+    for has_pool in (False, True):
+        network = torchvision_network().eval()
+        network.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+        network.fc = torch.nn.Identity()
+        if not has_pool:
+            without_max_pool(network)
+        name = {"architecture": "torchvision/resnet18", "component": component}
+        if has_pool == pooled:
+            backbone = sslpipe.load_backbone(network, **name)
+            torch.testing.assert_close(backbone(images), network(images))
+        else:
+            with pytest.raises(WeightsError, match=r"maxpool is (Identity|MaxPool2d)"):
+                sslpipe.load_backbone(network, **name)
 
 
 def frozen(layer):
