@@ -648,7 +648,7 @@ def test_rows_that_files_of_another_program_number_apart_would_find_themselves(f
     ids = np.arange(len(labels))
     np.savez(alike, features=features[some], labels=labels[some], ids=ids[some])
     for words in (["knn", whole, whole], ["linear", whole, part], ["retrieval", whole, part]):
-        refused(evaluate_tool, words, "would find itself")
+        refused(evaluate_tool, words, "`sslpipe evaluate retrieval FILE FILE --exclude-same-id`")
     itself = ["--exclude-same-id"]
     refused(evaluate_tool, ["retrieval", whole, part, *itself], "`ids` in both that number rows")
     for searched in (whole, alike):

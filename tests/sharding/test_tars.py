@@ -68,6 +68,15 @@ def test_a_build_of_tars_takes_formats_and_labels_that_an_index_does_not(
     assert counts == ({"": 2} if names_txt else {".txt": 4, "": 1})
 
 
+def test_tars_whose_names_can_name_no_split_are_to_be_renamed(tmp_path, capsys):
+    for name in ("red cars", "blue birds"):
+        write_tar(tmp_path / "in" / f"{name}.tar", (f"{name[:3]}.jpg", jpeg(1)))
+    words = ["build", tmp_path / "out", "--source", "tars", "--root", tmp_path / "in"]
+    error = error_of(capsys, *words)
+    assert "'blue birds'" in error
+    assert "rename the tars" in error
+
+
 def test_tars_with_numbers_of_classes_are_cut_and_split_as_folders_are(tmp_path):
     images = [(f"{k}.jpg", jpeg(k)) for k in range(10)]
     labelled = [
