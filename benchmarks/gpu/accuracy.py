@@ -30,8 +30,9 @@ from sslpipe.recipe.reading import load_recipe
 from sslpipe.report.suite import suite
 from sslpipe.run.log import read_metrics
 from sslpipe.sharding.build import read_samples, write_shards
+from sslpipe.sharding.samples import Cut
 from sslpipe.sharding.sources import SourceOptions
-from sslpipe.sharding.writer import Cut, Layout
+from sslpipe.sharding.writer import Layout
 from tools.datasets import scattered_idx
 
 EPOCHS, IMAGES, BATCH, HELD_OUT = 40, 60_000, 512, 500

@@ -14,8 +14,8 @@ from sslpipe.errors import counted, one_line
 
 if TYPE_CHECKING:
     from sslpipe.data.index import Manifest
-    from sslpipe.sharding.arrays import SampleReader
     from sslpipe.sharding.build_report import Report
+    from sslpipe.sharding.samples import SampleReader
 
 OutFolder = Annotated[Path, argument("The data set's folder.")]
 Workers = Annotated[int, option("Threads; the files do not depend on them.", min=1)]

@@ -31,9 +31,10 @@ from sslpipe.data.image_type import RGB8, Reading
 from sslpipe.data.storage import npy_bytes
 from sslpipe.errors import DataError, counted
 from sslpipe.sensors.readers import Array, Pages, Planes, open_planes
-from sslpipe.sharding.arrays import Arrays, Samples
+from sslpipe.sharding.arrays import Arrays
 from sslpipe.sharding.columns import Columns
 from sslpipe.sharding.members import encode_png, png_bytes
+from sslpipe.sharding.samples import Samples
 from sslpipe.sharding.sources import Images
 
 CHANNEL = "channel"  # the group of --name-pattern that tells channels of one sample apart

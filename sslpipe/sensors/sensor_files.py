@@ -10,9 +10,10 @@ from typing import Literal
 from sslpipe.arguments import checked
 from sslpipe.errors import DataError, check_count
 from sslpipe.sensors.scenes import Sensors, check_sensors, cut_scenes
-from sslpipe.sharding.arrays import Samples, parse_channels, parse_range
+from sslpipe.sharding.arrays import parse_channels, parse_range
 from sslpipe.sharding.build import read_samples
 from sslpipe.sharding.record import FOLDER
+from sslpipe.sharding.samples import Samples
 from sslpipe.sharding.sources import SENSOR_SUFFIXES, SUFFIXES, SourceOptions
 
 

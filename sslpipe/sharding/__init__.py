@@ -11,7 +11,8 @@ In the order in which a folder, table or tar becomes shards; `dataset` is all of
     tars, idx, in_memory, torchvision_datasets    other sources
     gather, columns        what is known of each image: its values, their kinds, their file
     build                  `read_samples`, then `write_shards`: cut, write, index and report
-    writer, members        splits cut and planned, shards written; what an image is in them
+    samples                what is built: the samples of all splits, and how splits are cut
+    writer, members        shards planned and written; what an image is in them
     arrays, measure        images that are not 8-bit RGB, and the range of their values
     record                 how far a build has come, and dataset.json, which `sslpipe.data` reads
     build_report, copies   what is said of it all; images that are twice

@@ -1,11 +1,7 @@
-"""Images of C channels of uint8, uint16 or float32 in shards: members KEY.npy, (h, w, C).
+"""Images of C channels of uint8, uint16 or float32 in shards: members KEY.npy, (h, w, C)."""
 
-A `SampleReader` makes them of the files of a source; `build.write_shards` writes them as any.
-"""
-
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
@@ -14,8 +10,6 @@ from sslpipe.data.decode import BadSample, read_npy
 from sslpipe.data.image_type import ImageType, Reading
 from sslpipe.data.storage import npy_bytes
 from sslpipe.errors import DataError
-from sslpipe.sharding.columns import Columns
-from sslpipe.sharding.sources import Images, SourceOptions
 
 
 class Arrays(NamedTuple):
@@ -23,38 +17,6 @@ class Arrays(NamedTuple):
 
     channels: tuple[str, ...]
     reading: Reading  # how their files became images, for dataset.json
-
-
-class Samples(NamedTuple):
-    """Samples of all splits, with columns: a source's files, or what a reader makes of them."""
-
-    images: Mapping[str, Images]
-    columns: Mapping[str, Columns]
-    label_column: str  # that has the classes, where one has
-    origin: str = ""  # what reads them: a source's name
-    arrays: Arrays | None = None  # what they are; None: 8-bit RGB
-    dtype: str | None = None  # of images that are not 8-bit RGB
-    window: tuple[float, float] | None = None  # low and high value to look at; None: measured
-    notes: Sequence[str] = ()
-    split_by: str | None = None  # the column that keeps samples of a file in one split
-
-
-@runtime_checkable
-class SampleReader(Protocol):
-    """A source that decides what a sample of its files is, such as `sslpipe.SensorFiles`."""
-
-    def read_samples(self, options: SourceOptions, out: Path, workers: int) -> Samples:
-        """Find the samples.
-
-        Args:
-            options: Where the files are, and which columns are read.
-            out: The folder that is written.
-            workers: Threads.
-
-        Raises:
-            DataError: Files that do not fit, or none.
-        """
-        ...
 
 
 def parse_channels(channels: str | Sequence[str] | None) -> tuple[str, ...] | None:

@@ -15,7 +15,6 @@ from sslpipe.data.image_type import RGB8, hex_colour
 from sslpipe.data.index import Manifest
 from sslpipe.errors import DataError, for_caller
 from sslpipe.portable import one_at_a_time, write_atomically
-from sslpipe.sharding.arrays import Samples
 from sslpipe.sharding.build_report import (
     Group,
     Report,
@@ -40,17 +39,14 @@ from sslpipe.sharding.record import (
     recorded_digests,
     shards_in,
 )
+from sslpipe.sharding.samples import Cut, Samples, SplitImages, cut_splits, series_doubts
 from sslpipe.sharding.sources import SourceOptions, SourceReader
 from sslpipe.sharding.writer import (
-    Cut,
     Layout,
-    SplitImages,
     SplitPlan,
     WrittenSplit,
-    cut_splits,
     mean_and_std,
     plan_split,
-    series_doubts,
     write_split,
 )
 

@@ -11,16 +11,16 @@ from sslpipe.arguments import Progress, checked, silent
 from sslpipe.data.image_type import Colour
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError, as_output, as_path, check_count, shown
-from sslpipe.sharding.arrays import SampleReader
 from sslpipe.sharding.build import Built, read_samples, write_shards
 from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.csv_table import Frame, frame_reader
 from sslpipe.sharding.gather import parse_pattern
 from sslpipe.sharding.in_memory import Rows, are_rows, reader_of
 from sslpipe.sharding.readers import SOURCES
+from sslpipe.sharding.samples import Cut, SampleReader
 from sslpipe.sharding.sources import SourceOptions, SourceReader
 from sslpipe.sharding.verify import Fault, verify_columns, verify_shard
-from sslpipe.sharding.writer import Cut, Layout
+from sslpipe.sharding.writer import Layout
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -10,8 +10,8 @@ import pytest
 
 from sslpipe.data.index import load_index
 from sslpipe.sharding.record import recorded_digests
+from sslpipe.sharding.samples import SplitImages, cut_test
 from sslpipe.sharding.sources import Images
-from sslpipe.sharding.writer import SplitImages, cut_test
 from tests.helpers.shards import BUILD, error_of, grey, jpeg, report_of, run, tree, write_tar
 
 

@@ -23,9 +23,10 @@ from sslpipe.sharding.columns import parse_columns
 from sslpipe.sharding.gather import RawColumn, match_names, parse_pattern
 from sslpipe.sharding.index_tars import index_tars
 from sslpipe.sharding.record import save_manifest
+from sslpipe.sharding.samples import Cut
 from sslpipe.sharding.sources import ColumnSpec, SourceOptions
 from sslpipe.sharding.verify import verify_columns
-from sslpipe.sharding.writer import MOST_TOGETHER, Cut, Layout
+from sslpipe.sharding.writer import MOST_TOGETHER, Layout
 from tests.helpers.dataset import picture, png
 from tests.helpers.shards import error_of, grey, report_of, run, tree, write_tar
 
