@@ -157,6 +157,16 @@ def test_what_changes_no_feature_is_taken():
     torch.testing.assert_close(backbone(images), expected)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+def test_a_traced_network_is_taken_whose_layers_do_not_show_what_they_are():
+    network = torchvision_network().eval()
+    images = torch.randn(2, 3, 64, 64)
+    traced = torch.jit.trace(network, images)
+    network.fc = torch.nn.Identity()
+    backbone = sslpipe.load_backbone(traced, architecture="torchvision/resnet18", crop_px=64)
+    torch.testing.assert_close(backbone(images), network(images))
+
+
 def test_without_a_name_or_with_another_one_it_is_an_error():
     with pytest.raises(WeightsError, match="architecture="):
         sslpipe.load_backbone(torchvision_network())

@@ -264,6 +264,7 @@ PETS = ("cat", "dog")
         ({"train": [f"0/{k}.png" for k in "012"]}, None),  # one folder is no class
         ({"train": [f"{k}/image.png" for k in "012"]}, None),  # a folder an image
         ({"pets": [f"{split}/{k}.png" for split in ("train", "val") for k in "012"]}, None),
+        ({"train": [f"{two}/{two}{k}.png" for two in ("0a", "f3") for k in "012"]}, None),  # hashes
     ],
 )
 def test_folders_of_classes_in_tars_are_doubted_with_a_command_that_labels_the_images(
