@@ -30,7 +30,7 @@ ValueRange = Annotated[
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """Where images, labels and columns are read from."""
 
     root: Annotated[Path | None, option("Folder of the images or files.")] = None
@@ -76,7 +76,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Writing:
+class WriteOptions:
     """How the splits are cut and the shards written."""
 
     test_fraction: Annotated[
@@ -123,8 +123,8 @@ def prepare_workers() -> None:
 def build_shards(
     out: Path,
     source: "str | SampleReader",
-    reading: Reading,
-    writing: Writing,
+    reading: ReadOptions,
+    writing: WriteOptions,
     *,
     name: str | None = None,
     download: bool = False,

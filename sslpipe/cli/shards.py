@@ -10,10 +10,10 @@ from rich.table import Table
 
 from sslpipe.cli.building import (
     OutFolder,
-    Reading,
+    ReadOptions,
     ValueRange,
     Workers,
-    Writing,
+    WriteOptions,
     build_shards,
     prepare_workers,
     print_report,
@@ -61,7 +61,7 @@ def build(
         str, option("folder, csv, parquet, huggingface, tars, torchvision, idx.")
     ] = "folder",
     *,
-    reading: Reading,
+    reading: ReadOptions,
     name: Annotated[
         str | None, option("The data set's name; for torchvision its class, such as CIFAR10.")
     ] = None,
@@ -81,7 +81,7 @@ def build(
             "dropped, which often leaves black."
         ),
     ] = None,
-    writing: Writing,
+    writing: WriteOptions,
 ) -> None:
     """Write shards from images. If it is interrupted, run it again to resume.
 

@@ -138,7 +138,7 @@ class Neighbours(NamedTuple):
     searched: str
 
 
-def search(bank: Embeddings, queries: Embeddings, *, same_split: bool) -> list[Row]:
+def nearest_rows(bank: Embeddings, queries: Embeddings, *, same_split: bool) -> list[Row]:
     """Search the NEIGHBOURS nearest of each query; in the same split it does not find itself."""
     k = min(NEIGHBOURS, len(bank.ids) - same_split)
     ids = (bank.ids, queries.ids) if same_split else None
@@ -156,7 +156,7 @@ def neighbour_rows(bank: Embeddings, queries: Embeddings, *, same_split: bool) -
 
     The first are chosen by a hash, the others among those whose nearest has another label.
     """
-    rows = search(bank, mapped_rows(queries, seed=1), same_split=same_split)
+    rows = nearest_rows(bank, mapped_rows(queries, seed=1), same_split=same_split)
     wrong = [row for row in rows[RANDOM_QUERIES:] if row.wrong]
     return [*rows[:RANDOM_QUERIES], *wrong[:WRONG_QUERIES]]
 

@@ -18,7 +18,7 @@ from sslpipe.evaluation.flatten import CHOSEN_BY
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.model import read_image
 from sslpipe.random import permutation
-from sslpipe.report.embeddings import search
+from sslpipe.report.embeddings import nearest_rows
 from sslpipe.report.page import command_page, percent, render
 from sslpipe.report.pictures import THUMB_PX, shortest_uri, thumbnails
 from sslpipe.search.candidates import Candidate, two_sizes
@@ -232,7 +232,7 @@ def choice_page(
         rows = side_by_side(features, row.parts)
         if row.power is not None:
             rows = fit_whitening(rows, power=row.power)(rows)
-        examples.append(search(rows, rows.rows(queries), same_split=True))
+        examples.append(nearest_rows(rows, rows.rows(queries), same_split=True))
     wanted = {near for rows in examples for row in rows for near, *_ in row.near}
     pictures = thumbnails(split, wanted | {row.id for row in examples[0]})
     neighbours = render(

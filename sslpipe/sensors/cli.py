@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from sslpipe.cli.building import (
     OutFolder,
-    Reading,
+    ReadOptions,
     ValueRange,
-    Writing,
+    WriteOptions,
     build_shards,
     prepare_workers,
 )
@@ -36,7 +36,7 @@ def build(
     out: OutFolder,
     source: Annotated[str, option("folder, csv.")] = "folder",
     *,
-    reading: Reading,
+    reading: ReadOptions,
     channels: Annotated[
         str | None,
         option(
@@ -74,7 +74,7 @@ def build(
             max=1,
         ),
     ] = 0.0,
-    writing: Writing,
+    writing: WriteOptions,
 ) -> None:
     """Write shards of images of any channels, or of tiles of scenes.
 

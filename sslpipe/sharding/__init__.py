@@ -8,7 +8,7 @@ In the order in which a folder, table or tar becomes shards; `dataset` is all of
     image_folder           which folders are splits and classes; `folder_doubts`: what looks odd
     csv_table, tables      a row an image; parquet_table: as Hugging Face has them
     listed_files           the files that a folder or table names, and what is not there
-    tars, idx, in_memory, torchvision_datasets    other sources
+    tars, idx, in_memory, torchvision_datasets    other sources; `tar_doubts`: what looks odd
     gather, columns        what is known of each image: its values, their kinds, their file
     build                  `read_samples`, then `write_shards`: cut, write, index and report
     samples                what is built: the samples of all splits, and how splits are cut

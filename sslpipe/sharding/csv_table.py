@@ -46,7 +46,7 @@ _OTHER_TABLES = {  # what reads them
     (".feather",): "pandas.read_feather(FILE)",
     (".gz", ".zip", ".bz2", ".xz"): "pandas.read_csv(FILE)",
 }
-_HEADER_BYTES = 512  # of a spreadsheet
+_BEGIN_BYTES = 512  # of a file, by which its kind is known
 _PART_BYTES = 2**20  # read at a time
 DELIMITERS = (",", ";", "\t", "|")
 _SEP = re.compile(rb"\A(\xef\xbb\xbf)?\"?sep=.\"?(?=[\r\n])")  # first line of a table for Excel
@@ -164,10 +164,11 @@ def _check_text(path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         raise DataError(f"{path} is a parquet file; --source=parquet --root={str(path)!r} reads it")
-    if suffix == ".xls" and path.is_file() and not _begins_binary(path):
-        return  # some programs name a table with tabs so
+    if suffix == ".xls" and path.is_file() and b"\0" not in _begin(path):
+        return  # a table with tabs; Excel's own files begin with zero bytes
     if suffix == ".json" and path.is_file() and _holds(path, b'"annotations"'):
-        if _begins_as_list(path) and _holds(path, b'"result"'):
+        is_list = _begin(path).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        if is_list and _holds(path, b'"result"'):
             raise DataError(
                 f"{path} is a list of tasks with annotations, as of Label Studio; export them as "
                 "CSV, whose columns --image-column and --label-column name"
@@ -184,16 +185,10 @@ def _check_text(path: Path) -> None:
             )
 
 
-def _begins_binary(path: Path) -> bool:
-    """Return whether a spreadsheet begins as Excel's own files do, with zero bytes."""
+def _begin(path: Path) -> bytes:
+    """Return the first bytes of a file."""
     with path.open("rb") as file:
-        return b"\0" in file.read(_HEADER_BYTES)
-
-
-def _begins_as_list(path: Path) -> bool:
-    """Return whether the JSON in a file is a list."""
-    with path.open("rb") as file:
-        return file.read(_HEADER_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        return file.read(_BEGIN_BYTES)
 
 
 def _holds(path: Path, word: bytes) -> bool:

@@ -41,12 +41,11 @@ from sslpipe.sharding.record import merge_classes, open_manifest
 from sslpipe.sharding.scan import BESIDE, index_tar, unread
 from sslpipe.sharding.sources import SourceOptions, class_names, distinct_names, read_file
 from sslpipe.sharding.split_names import (
-    folders_of_classes,
     missing_shards,
     split_of,
-    tars_of_classes,
     without_number,
 )
+from sslpipe.sharding.tar_doubts import classes_in_names
 
 _TAR_SUFFIX = re.compile(r"\.(tar|tgz|tbz2|txz|tar\.[a-z0-9]+)$", re.IGNORECASE)
 
@@ -310,8 +309,7 @@ def _report(
     elif not has_labels:
         folders = {folder for tar in indexed for folder in tar.folders}
         images = sum(tar.entry.samples for tar in indexed)
-        tars = [tar.path for tar in indexed]
-        doubts += [*folders_of_classes(tars, folders, images), *tars_of_classes(tars)]
+        doubts += classes_in_names([tar.path for tar in indexed], folders, images)
     return write_report(
         out,
         left_out=skipped,

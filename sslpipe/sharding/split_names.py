@@ -5,9 +5,8 @@ name means the same split everywhere.
 """
 
 import re
-import shlex
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,8 +47,7 @@ GENERIC = _FILLERS | {"archive", "raw", "all"}  # folders that say nothing of th
 
 # train-000000, train_0, train-00000-of-00002, train-00000-of-00002-HASH
 _NUMBERED = re.compile(r"(.*?)[-_.]*(\d*|\d+[-_]of[-_]\d+([-_][0-9a-zA-Z]+)?)")
-SPARSEST = 30  # numbers of shards for one that is there
-_SHARD = re.compile(r"(?P<name>.*?)(?P<number>\d+)([-_]of[-_](?P<total>\d+)([-_]\w+)?)?")
+SHARD = re.compile(r"(?P<name>.*?)(?P<number>\d+)([-_]of[-_](?P<total>\d+)([-_]\w+)?)?")
 
 
 def without_number(stem: str) -> str:
@@ -65,7 +63,7 @@ def missing_shards(files: Iterable[Path]) -> list[str]:
     """
     numbers: dict[tuple[Path, str, str], set[int]] = defaultdict(set)
     for file in files:
-        if match := _SHARD.fullmatch(file.stem):
+        if match := SHARD.fullmatch(file.stem):
             numbers[file.parent, match["name"], match["total"] or ""].add(int(match["number"]))
     doubts = []
     for (folder, name, total), present in numbers.items():
@@ -77,62 +75,6 @@ def missing_shards(files: Iterable[Path]) -> list[str]:
                 "images of the others are missing, unless they are left out on purpose"
             )
     return doubts
-
-
-def tars_of_classes(tars: Sequence[Path]) -> list[str]:
-    """Return a doubt where images have no label, and tars are named as classes and not as shards.
-
-    Each has a name of its own, cat and dog, or one and numbers far apart, as n01440764 has.
-    """
-    stems = sorted({tar.stem for tar in tars})
-    begins = {without_number(stem) for stem in stems}
-    numbers = [int(match["number"]) for stem in stems if (match := _SHARD.fullmatch(stem))]
-    if len(stems) < 2 or len({tar.parent for tar in tars}) > 1 or any(map(split_of, begins)):
-        return []
-    are_names = len(begins) == len(stems) and "" not in begins
-    is_numbered = len(numbers) == len(stems) and "" not in begins  # dates and places have no name
-    are_ids = is_numbered and max(numbers) - min(numbers) > SPARSEST * len(stems)
-    if not are_names and not are_ids:
-        return []
-    root = tars[0].parent
-    name = '"${tar%.tar}"'
-    into = f'mkdir -p classes/{name} && tar -xf "$tar" -C classes/{name}'
-    unpack = f"(cd {shlex.quote(str(root))} && for tar in *.tar; do {into}; done)"
-    build = f"sslpipe shards build OUT --root {shlex.quote(str(root / 'classes'))}"
-    return [
-        f"no image has a label; where each tar is a class, such as {shown(stems[0])}, unpack each "
-        f"into a folder of its name, `{unpack}`, and build from these: `{build}`"
-    ]
-
-
-def folders_of_classes(tars: Sequence[Path], folders: Collection[str], images: int) -> list[str]:
-    """Return a doubt where images have no label, and folders in the tars are named as classes.
-
-    Args:
-        tars: All that were read.
-        folders: Of the images, as the tars name them: "train/cat".
-        images: In all of them.
-    """
-    parts = [folder.split("/") for folder in folders]
-    names = sorted({each[-1] for each in parts if split_of(each[-1]) is None} - {"", "."})
-    if len(names) < 2 or 2 * len(folders) > images or len({tar.parent for tar in tars}) > 1:
-        return []
-    if {*names} == {tar.stem for tar in tars}:
-        return []  # each tar is a class
-    if all(re.fullmatch("[0-9a-f]{2,3}", name) for name in names) and not "".join(names).isdigit():
-        return []  # beginnings of hashes
-    root = tars[0].parent
-    said = f"no image has a label; where folders in the tars are classes, such as {shown(names[0])}"
-    if any(split_of(part) for each in parts for part in each[:-1]):
-        unpack = 'mkdir -p classes && for tar in *.tar; do tar -xkf "$tar" -C classes; done'
-        build = f"sslpipe shards build OUT --root {shlex.quote(str(root / 'classes'))}"
-        return [
-            f"{said}, and others splits, unpack all, `(cd {shlex.quote(str(root))} && {unpack})`, "
-            f"and build from these: `{build}`"
-        ]
-    pattern = shlex.quote("(.*/)?(?P<label>[^/]+)/[^/]+|.*")
-    read = f"--source tars --root {shlex.quote(str(root))} --name-pattern {pattern}"
-    return [f"{said}: `sslpipe shards build OUT {read}`"]
 
 
 class SplitName(NamedTuple):

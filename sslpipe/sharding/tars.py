@@ -31,8 +31,9 @@ from sslpipe.sharding.sources import (
     root_folder,
     unnamed_split,
 )
-from sslpipe.sharding.split_names import folders_of_classes, missing_shards, tars_of_classes
+from sslpipe.sharding.split_names import missing_shards
 from sslpipe.sharding.tables import unread_columns
+from sslpipe.sharding.tar_doubts import classes_in_names
 
 LABEL_COLUMN = "label"  # the default of --label-column, for which KEY.cls comes first
 MOST_LABEL_BYTES = 1024
@@ -90,7 +91,7 @@ def read_tars(options: SourceOptions) -> dict[str, Images]:
             folders = {folder for tar in every for folder in tar.scan.folders}
             count = sum(len(tar.scan.samples) for tar in every)
             paths = [tar.path for tar in every]
-            doubts += [*folders_of_classes(paths, folders, count), *tars_of_classes(paths)]
+            doubts += classes_in_names(paths, folders, count)
     return reported(images, [*skipped, *unread_keys], doubts)
 
 
