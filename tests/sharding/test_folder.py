@@ -105,13 +105,6 @@ def test_a_split_among_classes_is_refused_unless_it_alone_is_asked_for(tmp_path)
     assert found(tmp_path, split="train") == {"train": ["cat", "dog"]}
 
 
-@pytest.mark.parametrize("other", ["TRAIN", "training", "train_set"])
-def test_two_folders_of_one_split_are_refused(tmp_path, other):
-    photos(tmp_path, "train/cat/1.png", f"{other}/cat/2.png", "test/cat/3.png")
-    with pytest.raises(DataError, match="both mean the split train"):
-        read(tmp_path)
-
-
 def test_a_split_without_an_image_is_refused(tmp_path):
     photos(tmp_path, "train/cat/1.png")
     (tmp_path / "Val").mkdir()

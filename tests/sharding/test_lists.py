@@ -260,14 +260,6 @@ def test_a_table_of_another_kind_is_refused_with_what_reads_it(tmp_path, capsys,
     assert reads in error
 
 
-def test_lists_of_coco_are_refused_with_the_page_that_joins_them(tmp_path, capsys):
-    """pandas reads no file whose lists differ in length."""
-    file = tmp_path / "instances_val.json"
-    file.write_text('{"info": {}, "images": [{"id": 3}], "annotations": [], "categories": []}')
-    error = error_of(capsys, "build", tmp_path / "o", "--source", "csv", "--csv", file)
-    assert "docs/your-data.md" in error
-
-
 def test_tasks_of_label_studio_are_not_called_coco(tmp_path, capsys):
     file = tmp_path / "project-1.json"
     file.write_text('\n[{"id": 1, "annotations": [{"result": []}], "data": {"image": "/a.png"}}]')
@@ -319,6 +311,7 @@ def test_a_list_of_numbers_may_begin_as_celebas_do(tmp_path):
 
 @pytest.mark.parametrize("place", [10, *range(2**20 - 16, 2**20 + 1, 4), 2**25])
 def test_lists_of_coco_are_known_in_the_memory_of_a_part(tmp_path, place):
+    """They are refused with the page that joins them: pandas reads no lists of other lengths."""
     file = tmp_path / "instances_train.json"
     text = b'{"images": [' + b" " * (place - 12) + b'"annotations": []}' + b" " * 2**25
     file.write_bytes(text)
