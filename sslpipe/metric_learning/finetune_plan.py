@@ -4,6 +4,7 @@ As `sslpipe.plan` for pretraining: `Finetuning.make` resolves, the rules below r
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.order import ORDER_VERSION
 from sslpipe.data.subsets import with_a_partner
-from sslpipe.errors import counted
+from sslpipe.errors import DataError, counted
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start, with_init
@@ -275,7 +276,9 @@ def new_classes_are_not_watched(plan: Finetuning, parts: FinetuningParts) -> Ite
         spare = len(plan.order.classes) - plan.order.classes_per_batch
         settings = "data.validation_classes=2"
         if spare < 2:
-            settings = watching_new_classes(plan.recipe, plan.split, class_names(plan.split))
+            settings = ""
+            with suppress(DataError):  # of another split, which may lie elsewhere
+                settings = watching_new_classes(plan.recipe, plan.split, class_names(plan.split))
         few = f"set {settings}, or " if settings else ""
         yield (
             "the classes are too few to hold out some of them: the held-out images are of the "

@@ -109,6 +109,11 @@ def test_a_split_whose_labels_cannot_be_read_is_named(tmp_path):
     recipe = load_recipe(RECIPE, ["sampler.classes_per_batch=3", "sampler.neighbours=0"])
     with pytest.raises(DataError, match=r"validation_classes.*test-000000[.]offsets[.]npy"):
         held_out(recipe, *labelled_split(recipe, index))
+    # a batch of all classes leaves none to hold out: the other split decides nothing
+    batch = ("sampler.classes_per_batch=4", 'tune={batchnorm="train"}')
+    made = Finetuning.make(load_recipe(RECIPE, batch), index)
+    assert not made.held_out.whole_classes
+    assert any("of the classes that are trained on" in each for each in made.remarks(made.build()))
 
 
 @pytest.mark.parametrize(
