@@ -192,7 +192,8 @@ def did_you_mean_key(key: str, known: Iterable[str], most: int = 3, cutoff: floa
         return max(difflib.SequenceMatcher(None, text, key[:100]).ratio() for text in texts)
 
     scores = {other: likeness(other) for other in known if not whole or "." in other}
-    near = sorted(scores, key=lambda other: (-scores[other], other))[:most]
+    # of equal ones the shorter name, of which a word is more: out_dim before decay_one_dim
+    near = sorted(scores, key=lambda k: (-scores[k], len(k.rpartition(".")[2]), k))[:most]
     names = [repr(other) for other in near if scores[other] >= cutoff]
     if len(names) > 1:
         names[-2:] = [f"{names[-2]} or {names[-1]}"]

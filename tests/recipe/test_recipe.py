@@ -115,6 +115,7 @@ def test_the_name_of_a_model_is_not_taken_for_that_of_the_run(path):
     ("override", "key"),
     [
         ("train.epochs=2", "section 'train'; did you mean 'epochs'?"),
+        ("hidden.dim=3", "section 'hidden'; did you mean 'projector.out_dim'?"),
         ("epoch=2", "unknown key epoch; did you mean 'epochs'?"),
         ("optim.peak_lr=-1", "optim.peak_lr = -1"),
         ("data.batch_size=[3]", "data.batch_size = [3]"),
