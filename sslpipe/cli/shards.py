@@ -217,6 +217,7 @@ def show(
 
     from sslpipe.data.lettering import is_drawable
     from sslpipe.sharding import show
+    from sslpipe.sharding.stats import channel_rows
 
     sheet = show.sample_sheet(data, split, ids=wanted, all_channels=all_channels)
     show.save_sheet(sheet, out)
@@ -225,7 +226,7 @@ def show(
         # in other letters than the picture's font has
         if wanted or not is_drawable(line, show.LETTERS_PX):
             print(line)
-    for name, text in show.channel_rows(data, split, chosen):
+    for name, text in channel_rows(data, split, chosen):
         print(one_line(f"{name}: {text}"))
     print(out)
     if not wanted:  # else who asks for some samples is in the middle of something else

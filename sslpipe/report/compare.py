@@ -1,9 +1,8 @@
 """Show several runs on one plain page: their results side by side, and what differs."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -51,7 +50,12 @@ def differences(named: Mapping[str, RunFiles]) -> Markup:
 def results(named: Mapping[str, RunFiles]) -> Markup:
     """Show one table where the runs were evaluated on the same test data, else one for each."""
     evaluated = {name: run.evaluation for name, run in named.items() if run.evaluation}
-    apart = len(tests_of(named.values())) > 1
+    tests = {
+        tuple(run.metadata.get(key) for key in SAME_TEST)
+        for run in named.values()
+        if run.evaluation
+    }
+    apart = len(tests) > 1
     tables = {}
     if apart:
         tables = {name: result_table(merged({name: tree})) for name, tree in evaluated.items()}
@@ -65,11 +69,6 @@ def results(named: Mapping[str, RunFiles]) -> Markup:
         elif text := unfinished_text(run):
             notes.append((f"{name}: {text}", ""))
     return render("runs.results", apart=apart, tables=tables, notes=notes)
-
-
-def tests_of(runs: Iterable[RunFiles]) -> set[tuple[Any, ...]]:
-    """The test data that evaluated runs were evaluated on."""
-    return {tuple(run.metadata.get(key) for key in SAME_TEST) for run in runs if run.evaluation}
 
 
 def merged(evaluations: Mapping[str, Tree]) -> Tree:

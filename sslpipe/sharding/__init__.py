@@ -18,6 +18,6 @@ In the order in which a folder, table or tar becomes shards; `dataset` is all of
     build_report, copies   what is said of it all; images that are twice
 
 Tars made by others are used as they are: `scan` finds their samples, `index_tars` writes the index,
-`join_tars` brings folders together. `show` and `verify` look at the result. Nothing is imported
-here: a loaded backbone needs `members` alone.
+`join_tars` brings folders together. `show`, `stats` and `verify` look at the result. Nothing is
+imported here: a loaded backbone needs `members` alone.
 """

@@ -259,7 +259,7 @@ def describe_dataset(data: DatasetIndex | str | Path) -> dict[str, dict[str, str
     Returns:
         Of each split what is counted, and its text, as the command prints it.
     """
-    from sslpipe.sharding.show import column_rows, split_rows
+    from sslpipe.sharding.stats import column_rows, split_rows
 
     index = load_index(data)
     return {

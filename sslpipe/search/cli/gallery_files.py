@@ -35,12 +35,8 @@ def read_gallery(gallery: Path) -> "Gallery":
 
 def alone(gallery: Path) -> AbstractContextManager[None]:
     """Let one process at a time change a gallery, whichever links lead to it."""
-    return one_at_a_time(_folder_of(gallery), say)
-
-
-def _folder_of(gallery: Path) -> Path:
-    """Return the folder of the file itself."""
-    return Path(os.path.realpath(gallery)).parent
+    folder = Path(os.path.realpath(gallery)).parent
+    return one_at_a_time(folder, say)
 
 
 def _new(
