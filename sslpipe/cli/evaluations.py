@@ -22,7 +22,7 @@ from sslpipe.cli.options import (
 from sslpipe.cli.terminal import (
     list_examples,
     new_app,
-    percent,
+    percent_interval,
     print_table,
     say_once,
     show,
@@ -80,7 +80,7 @@ def print_results(title: str, results: Sequence[Result], prefix: str = "") -> No
         low, high = one.interval95
         value = f"{one.value:.4g} [{low:.4g}, {high:.4g}]"
         if one.unit == "share":
-            value = f"{percent(one.value, one.interval95)} %"
+            value = f"{percent_interval(one.value, one.interval95)} %"
         rows.append([prefix + one.protocol, one.metric, value, str(one.queries), str(one.bank)])
     heads = ("protocol", "metric", "value", "queries", "bank")
     # what all rows share is said once, above them

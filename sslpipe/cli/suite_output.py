@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sslpipe.cli.terminal import percent, print_table, say, show, text_table
+from sslpipe.cli.terminal import percent_interval, print_table, say, show, text_table
 from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.comparison import RECALL
 from sslpipe.evaluation.result import measured_columns, query_counts
@@ -65,7 +65,7 @@ def suite_table(report: dict[str, Any]) -> Table:
         line = cells.setdefault(features_name(row), {})
         if row["column"] is not None:
             mark = "" if row["details"].get("converged", True) else " *"
-            line[row["column"]] = percent(row["value"], row["interval95"]) + mark
+            line[row["column"]] = percent_interval(row["value"], row["interval95"]) + mark
     rows = [[name, *(line.get(each, "–") for each in columns)] for name, line in cells.items()]
     return text_table(["features", *columns], rows, title=title)
 

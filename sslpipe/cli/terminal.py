@@ -155,7 +155,7 @@ def print_named(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: in
         show("  " + ", ".join(f"{head} {cell}" for head, cell in known if cell != "-"))
 
 
-def percent(value: float, interval: tuple[float, float]) -> str:
+def percent_interval(value: float, interval: tuple[float, float]) -> str:
     """Write a share and its interval in percent."""
     return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 

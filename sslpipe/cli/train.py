@@ -26,7 +26,7 @@ from sslpipe.cli.options import (
 )
 from sslpipe.cli.terminal import (
     new_app,
-    percent,
+    percent_interval,
     print_named,
     say,
     show,
@@ -285,7 +285,7 @@ def runs(
         best = "-" if each["best"] is None else f"{each['best_of']} {each['best']:.4g}"
         test = each["measure"] or "-"
         if each["value"] is not None:
-            test += f" {percent(each['value'], each['interval95'])} %"
+            test += f" {percent_interval(each['value'], each['interval95'])} %"
         size = f"{each['bytes'] / 1e6:.1f} MB"
         recipe = str(each["recipe"] or "-")
         rows.append((each["run"], recipe, each["state"], step, best, test, size))

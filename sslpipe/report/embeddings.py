@@ -129,7 +129,7 @@ class Row(NamedTuple):
         return self.near[0][1] != self.label
 
 
-class Neighbours(NamedTuple):
+class NeighbourSheet(NamedTuple):
     """What the sheet of neighbours shows, and where they were searched."""
 
     rows: list[Row]
@@ -163,7 +163,7 @@ def neighbour_rows(bank: Embeddings, queries: Embeddings, *, same_split: bool) -
 
 def found_neighbours(
     run: RunFiles, queries: Features | None, bank: Features | None
-) -> Neighbours | None:
+) -> NeighbourSheet | None:
     """Search some test images in the bank, else among themselves.
 
     None where there are no embeddings, none of their images, or a single one.
@@ -178,4 +178,4 @@ def found_neighbours(
     pictures = thumbnails(queries.split, (row.id for row in shown))
     others = thumbnails(split, {near for row in shown for near, *_ in row.near})
     searched = f"the split {split.name!r} ({len(rows.ids):,} images)"
-    return Neighbours(shown, (pictures, others), class_names(run, queries), searched)
+    return NeighbourSheet(shown, (pictures, others), class_names(run, queries), searched)

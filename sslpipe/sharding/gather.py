@@ -219,7 +219,7 @@ def cells_of_tar(path: Path, samples: Sequence[Sample], options: SourceOptions) 
     if not options.fields and not options.in_names:  # no name of a million samples is kept
         return TarCells([], {}, set())
     names = [sample.name for sample in samples]
-    trees = read_json(path, samples) if options.fields else []
+    trees = json_of_samples(path, samples) if options.fields else []
     cells: dict[str, list[Any]] = {
         field: [tree.get(field) for tree in trees] for field in options.fields
     }
@@ -290,7 +290,7 @@ def parse_pattern(text: str | None) -> re.Pattern[str] | None:
     return pattern
 
 
-def read_json(path: Path, samples: Sequence[Sample]) -> list[Tree]:
+def json_of_samples(path: Path, samples: Sequence[Sample]) -> list[Tree]:
     """Read the KEY.json of samples of a tar; {} where there is none. Raises: DataError."""
     trees = []
     with open_file(path) as file:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
 from sslpipe.sharding.members import encode_png, png_bytes
-from sslpipe.sharding.sources import Images, SourceOptions, class_names, read_file, root_folder
+from sslpipe.sharding.sources import Images, SourceOptions, read_class_names, read_file, root_folder
 
 
 def parse_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -48,7 +48,7 @@ def read_idx(options: SourceOptions) -> dict[str, Images]:
     """
     root = root_folder(options)
     class_file = root / "classes.txt"
-    classes = class_names(class_file) if class_file.exists() else ()
+    classes = read_class_names(class_file) if class_file.exists() else ()
     result = {}
     for path in sorted(root.glob("*images*idx3*")):
         split = "test" if "t10k" in path.name or "test" in path.name else "train"

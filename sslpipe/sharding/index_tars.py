@@ -39,7 +39,7 @@ from sslpipe.sharding.join_tars import Joined, built_paths, join_folders
 from sslpipe.sharding.measure import measure
 from sslpipe.sharding.record import merge_classes, open_manifest
 from sslpipe.sharding.scan import BESIDE, index_tar, unread
-from sslpipe.sharding.sources import SourceOptions, class_names, distinct_names, read_file
+from sslpipe.sharding.sources import SourceOptions, distinct_names, read_class_names, read_file
 from sslpipe.sharding.split_names import (
     missing_shards,
     split_of,
@@ -158,7 +158,7 @@ def index_tars(
     # what is known of them; of the target's own tars dataset.json says more
     names = distinct_names(classes) if isinstance(classes, list | tuple) else ()
     if isinstance(classes, str | Path):
-        names = class_names(Path(classes))
+        names = read_class_names(Path(classes))
     joined = Joined(classes=names)
     if [folder.resolve() for folder in paths] != [target.resolve()]:
         joined = join_folders(paths, names, with_columns=columns is None)

@@ -253,7 +253,7 @@ def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
     return options.root
 
 
-def class_names(path: Path) -> tuple[str, ...]:
+def read_class_names(path: Path) -> tuple[str, ...]:
     """Read the lines of a text file that are not blank. Raises: DataError where it is no UTF-8."""
     try:
         text = read_file(path, pipe=True).decode("utf-8-sig")  # Windows begins with a mark

@@ -14,7 +14,7 @@ from sslpipe.data.storage import read_range
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.files import Tree
 from sslpipe.sharding.build_report import group_lines, merge_groups
-from sslpipe.sharding.gather import match_names, read_json
+from sslpipe.sharding.gather import json_of_samples, match_names
 from sslpipe.sharding.index_tars import find_tars
 from sslpipe.sharding.scan import Scan, scan_tar, unread
 from sslpipe.sharding.sources import (
@@ -102,7 +102,7 @@ def _read_tar(path: Path, options: SourceOptions) -> _Tar:
     scan = scan_tar(path, _SUFFIXES, label_suffix=suffix)
     labels: list[str | None] = [None] * len(scan.samples)
     is_needed = options.labels or options.fields
-    trees = read_json(path, scan.samples) if is_needed else [Tree()] * len(scan.samples)
+    trees = json_of_samples(path, scan.samples) if is_needed else [Tree()] * len(scan.samples)
     if options.is_label_in_names:
         names = [readable(sample.name) for sample in scan.samples]
         labels = match_names(names, options.name_pattern)[column]

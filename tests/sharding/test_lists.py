@@ -19,7 +19,7 @@ import sslpipe
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding.build_report import FILE, Report
-from sslpipe.sharding.sources import class_names
+from sslpipe.sharding.sources import read_class_names
 from tests.helpers.dataset import picture, png
 from tests.helpers.shards import error_of, grey, report_of, run
 
@@ -159,10 +159,10 @@ def test_lists_of_editors_on_windows_are_read(tmp_path, photos):
     found = built(tmp_path, "--source", "csv", "--csv", listed, "--root", photos)
     assert found == {"train": ["id0.PNG", "id1.PNG"]}
     listed.write_text("b\u00e4r\nowl\n", encoding="utf-8-sig", newline="\r\n")
-    assert class_names(listed) == ("b\u00e4r", "owl")
+    assert read_class_names(listed) == ("b\u00e4r", "owl")
     listed.write_text("b\u00e4r\n", encoding="cp1252")
     with pytest.raises(DataError, match=r"list\.txt is not a text.*save it in UTF-8"):
-        class_names(listed)
+        read_class_names(listed)
 
 
 @pytest.mark.parametrize("given", [(), ("--split", "train"), ("--test-fraction", "0.5")])

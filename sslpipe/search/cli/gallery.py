@@ -15,7 +15,6 @@ from sslpipe.search.cli.gallery_files import (
     alone,
     check_there,
     enrol_images,
-    numbered,
     open_gallery,
     read_gallery,
 )
@@ -248,14 +247,17 @@ def verify_command(
     if pairs is not None:
         find_named_images(pairs)
 
+    import torch
+
     from sslpipe.search.gallery import different_pairs, similarity, threshold_at
+    from sslpipe.sharding.sources import numbered
 
     backbone = model.load()
     if threshold is None:
         assert pairs is not None
         named = find_named_images(pairs, backbone.image_type, say)
         kept, embeddings = encode_readable(backbone, [path for _, path in named])
-        labels = numbered([named[k][0] for k in kept])
+        labels = torch.from_numpy(numbered([named[k][0] for k in kept]))
         threshold = threshold_at(different_pairs(embeddings, labels), far)
     kept, two = encode_readable(backbone, [*images])
     if len(kept) < 2:

@@ -48,13 +48,15 @@ def _new(
     from sslpipe.evaluation.embed import Embeddings
     from sslpipe.search.flattening import fit_flattening
     from sslpipe.search.gallery import Gallery
+    from sslpipe.sharding.sources import numbered
 
     flattening = None
     form = "as they are"
     if backbone.whitening is not None:
         form = "as their export flattened them"
     elif flatten is not False:
-        rows = Embeddings(embeddings, numbered(names), torch.arange(len(names)))
+        labels = torch.from_numpy(numbered(names))
+        rows = Embeddings(embeddings, labels, torch.arange(len(names)))
         flattening, form = fit_flattening(rows, by_labels=True, say=say)
     say(f"features {form}" + "; --no-flatten: as they are" * (flattening is not None))
     metadata = backbone.network_facts
@@ -149,11 +151,3 @@ def _doubt_two_names(book: "Gallery", names: list[str], embeddings: "Tensor") ->
             f"{second}: only one is ever found; remove the other",
             "yellow",
         )
-
-
-def numbered(names: list[str]) -> "Tensor":
-    """Return each name's number, (N,), by its first place."""
-    import torch
-
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return torch.tensor([numbers[name] for name in names])
