@@ -222,7 +222,7 @@ class Gallery:
         return [match if match.score >= self.threshold else None for match in best]
 
     @checked
-    def calibrate(self, strangers: Rows, far: float) -> float:
+    def calibrate(self, strangers: Rows, far: float, *, names: Sequence[str] = ()) -> float:
         """Set the threshold at which at most the share `far` of strangers is taken for somebody.
 
         This share grows with the number of names: calibrate again after the gallery has grown much.
@@ -231,13 +231,15 @@ class Gallery:
         Args:
             strangers: (Q, D) embeddings of identities that are not in the gallery.
             far: False accept rate, in 0..1.
+            names: Of the strangers' images, for messages; (): they are numbered.
         """
         nearest_names = [matches[0] for matches in self.rank(strangers)]
         scores = torch.tensor([match.score for match in nearest_names])
         place = int(scores.argmax())
         if scores[place] >= SAME:
+            stranger = names[place] if names else f"strangers[{place}]"
             raise UserError(
-                f"strangers[{place}] is an enrolled image of {nearest_names[place].name!r}, or a "
+                f"{stranger} is an enrolled image of {nearest_names[place].name!r}, or a "
                 "copy: give images of people who are not enrolled"
             )
         self.threshold = threshold_at(scores, far)

@@ -163,21 +163,13 @@ def calibrate(
     check_there(gallery)
     find_images(folder)
 
-    from sslpipe.search.gallery import SAME
-
     backbone = model.load()
     paths = find_images(folder, backbone.image_type)
     open_gallery(gallery, backbone)
     kept, embeddings = encode_readable(backbone, paths)
     with alone(gallery):
         book = open_gallery(gallery, backbone)
-        for place, (nearest, *_) in zip(kept, book.rank(embeddings), strict=True):
-            if nearest.score >= SAME:
-                raise UserError(
-                    f"{paths[place]} is an enrolled image of {nearest.name!r}, or a copy: give "
-                    "images of people who are not enrolled"
-                )
-        threshold = book.calibrate(embeddings, far)
+        threshold = book.calibrate(embeddings, far, names=[str(paths[place]) for place in kept])
         book.save(gallery)
     show(f"{gallery}: threshold {threshold:.4f} from {len(embeddings)} strangers at FAR {far:g}")
     if len(embeddings) * far < 1:
