@@ -32,12 +32,14 @@ from sslpipe.cli.terminal import (
 from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import check_embeddings
-from sslpipe.evaluation.feature_files import CLASSES, check_comparable
+from sslpipe.evaluation.feature_files import CLASSES, NAMES, check_comparable
 from sslpipe.evaluation.groups import GroupCodes, group_codes
 from sslpipe.evaluation.knn import check_apart
+from sslpipe.evaluation.pair_list import read_pairs
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.suite_file import form_name
 from sslpipe.evaluation.vectors import Features, alike, open_features
+from sslpipe.evaluation.verification import LabelledPairs
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.files import write_json
 
@@ -51,8 +53,9 @@ _OPTIONS = {  # of the arguments of our own evaluations; the others keep their d
     "knn": ("k", "vote", "exclude_same_id", "exclude_same"),
     "linear": (),
     "retrieval": ("k", "exclude_same_id", "exclude_same", "cross"),
-    "verification": ("far",),
+    "verification": ("pairs", "far"),
 }
+_LISTED = int | LabelledPairs  # the argument of an evaluation that a list of pairs is read for
 _EXTRA = {  # of the examples
     "few-shot": " --labels-per-class 10",
     "knn": " --k 10 --k 20 --vote majority",
@@ -71,6 +74,23 @@ def _codes(sides: Sequence[Features], option: str, name: str) -> GroupCodes:
             )
         rows.append((side.split, side.rows.ids.cpu().numpy()))
     return group_codes(name, *rows)
+
+
+def _listed_pairs(path: Path, queries: Features) -> LabelledPairs:
+    """Read the pairs that a list names by the paths of images, or by texts that are ids."""
+    ids = queries.rows.ids
+    names = None
+    if NAMES in queries.facts:
+        names = [queries.sample_name(each) for each in ids.tolist()]
+    elif queries.split is not None:
+        names = queries.split.names_of(ids.numpy())
+    if names is None:
+        raise DataError(
+            f"--pairs {path} names images by their paths; give the dataset.json that TEST was "
+            "embedded from with --data, if it was built from files, or save features with ids= of "
+            "texts"
+        )
+    return read_pairs(path, names)
 
 
 def print_results(title: str, results: Sequence[Result], prefix: str = "") -> None:
@@ -124,14 +144,17 @@ class Files:
     out: Annotated[Path | None, option("Also write the results as JSON.")] = None
 
 
-def _open_sides(name: str, files: Files, *, one_split: bool) -> tuple[Features, Features]:
+def _open_sides(
+    name: str, files: Files, *, one_split: bool, labelled: bool
+) -> tuple[Features, Features]:
     """Open both files, and check that they can be compared by an evaluation.
 
-    `one_split`: queries do not see themselves, so that both files must be of one split.
+    `one_split`: queries do not see themselves, so that both files must be of one split. `labelled`:
+    both need the classes of all rows.
     """
     paths = (files.train, files.test)
     train, test = alike([open_features(path, files.data) for path in paths], [*map(str, paths)])
-    if name in _OPTIONS:  # each of ours needs the classes of both
+    if labelled:
         check_embeddings(train.rows, str(files.train))
         check_embeddings(test.rows, str(files.test))
     check_comparable(train.facts, test.facts)
@@ -199,10 +222,20 @@ def _measure(
     target, process = start(files.device, "" if "process" in accepted else name)
     if "process" in accepted:
         options["process"] = process
-    train, test = _open_sides(name, files, one_split=options.get("exclude_same_id", False))
+    listed = None
+    if "pairs" in accepted and accepted["pairs"].annotation == _LISTED:
+        listed = options.pop("pairs", None)
+    train, test = _open_sides(
+        name,
+        files,
+        one_split=options.get("exclude_same_id", False),
+        labelled=name in _OPTIONS and listed is None,  # each of ours needs them
+    )
     for key, column in options.items():
         if column is not None and accepted[key].annotation in _CODES:
             options[key] = _codes((train, test), key, column)
+    if listed is not None:
+        options["pairs"] = _listed_pairs(listed, test)
     bank = train.rows
     queries = test.rows
     if name in LEARNS_FROM_TRAIN:
@@ -256,7 +289,14 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
     """
     kind = parameter.annotation
     default = parameter.default
-    if kind in _CODES:
+    if kind == _LISTED:
+        kind = Path | None
+        default = None
+        text = (
+            "Pairs as LFW's pairs.txt lists them, or two paths and 1 or 0 a line, instead of drawn "
+            "ones; images are found in --data, or are texts of ids."
+        )
+    elif kind in _CODES:
         kind = str if kind is GroupCodes else str | None
     elif get_args(kind)[1:] == (NoneType,) and get_origin(get_args(kind)[0]) is Sequence:
         kind = GenericAlias(list, get_args(get_args(kind)[0])) | None

@@ -41,7 +41,7 @@ def verification(
     bank: Embeddings,
     queries: Embeddings,
     *,
-    pairs: int = 10_000,
+    pairs: int | LabelledPairs = 10_000,
     far: Sequence[float] | None = None,
     seed: int = 0,
     process: Rank = Rank(),  # noqa: B008 (immutable)
@@ -55,7 +55,8 @@ def verification(
         bank: Checked only.
         queries: Labelled rows.
         pairs: So many of one label and as many of two, drawn without repetition by hashes of `seed`
-            and the places of the sorted ids (all, where there are fewer).
+            and the places of the sorted ids (all, where there are fewer); or the pairs themselves,
+            by rows of `queries`, whose labels then take no part.
         far: False accept rates, each in (0, 1). Default: 0.1, 0.01 and 0.001, each where it is at
             least one of the different pairs.
         seed: Of the pairs and of the resamples.
@@ -66,16 +67,20 @@ def verification(
         the same ones; small is good. tar@far=f: largest share of same pairs accepted where at most
         f of the different ones are. auc: of the ROC, ties half. eer: the error where as large a
         share of different pairs is accepted as of same ones is not; small is good. accuracy: of
-        FOLDS parts in turn, at the threshold that is best on the others (LFW's protocol, folds of
-        pairs).
+        FOLDS parts in turn, at the threshold that is best on the others (LFW's protocol; of its
+        list the parts are its own).
         details["folds"]: each fold's accuracy.
         The interval is over pairs, which share images: too narrow where there are few images.
 
     Raises:
         DataError: A FAR is below one different pair, or there are no pairs of a kind.
     """
-    check_pair(bank, queries)
-    chosen = draw_pairs(queries, pairs, seed)
+    is_listed = isinstance(pairs, LabelledPairs)
+    if isinstance(pairs, LabelledPairs):
+        chosen = pairs
+    else:
+        check_pair(bank, queries)
+        chosen = draw_pairs(queries, pairs, seed)
     same_count = int(chosen.same.sum())
     different_count = int((~chosen.same).sum())
     if far is None:
@@ -94,12 +99,13 @@ def verification(
         scores = all_gather_rows(torch.from_numpy(scores).to(message_device())).cpu().numpy()
 
     # numbers of the ROC, then accuracy at thresholds chosen on other pairs
-    protocol = f"verification cosine pairs={same_count}+{different_count} seed={seed}"
+    origin = "listed" if is_listed else f"seed={seed}"
+    protocol = f"verification cosine pairs={same_count}+{different_count} {origin}"
     counts = {"same_pairs": same_count, "different_pairs": different_count}
     names = ("fpr@95tpr", *(f"tar@far={each:g}" for each in far), "auc", "eer")
     values, intervals = _roc_numbers(scores, chosen.same, far, seed)
     numbers = dict(zip(names, zip(values, intervals, strict=True), strict=True))
-    right, per_fold = kfold_accuracy(scores, chosen.same, FOLDS)
+    right, per_fold = kfold_accuracy(scores, chosen.same, FOLDS, in_order=is_listed)
     half = 1.96 * float(np.std(per_fold, ddof=1)) / FOLDS**0.5
     ends = (max(0.0, right - half), min(1.0, right + half))
     numbers[f"accuracy {FOLDS}-fold best threshold"] = (right, ends)
@@ -255,11 +261,12 @@ def eer(curve: Roc) -> float:
 
 
 def kfold_accuracy(
-    scores: NDArray[np.float32], same: NDArray[np.bool_], folds: int
+    scores: NDArray[np.float32], same: NDArray[np.bool_], folds: int, *, in_order: bool = False
 ) -> tuple[float, list[float]]:
     """Compute the mean accuracy over the folds, each at the threshold best on the others.
 
-    Fold f has every folds-th pair of each kind. Of equal thresholds the highest is taken.
+    Fold f has every folds-th pair of each kind or, with `in_order`, the f-th part of them. Of equal
+    thresholds the highest is taken.
     """
     kinds = [np.flatnonzero(same), np.flatnonzero(~same)]
     if folds < 2 or min(map(len, kinds)) < folds:
@@ -269,7 +276,8 @@ def kfold_accuracy(
         )
     fold = np.empty(len(same), np.int64)
     for rows in kinds:
-        fold[rows] = np.arange(len(rows)) % folds
+        places = np.arange(len(rows))
+        fold[rows] = places * folds // len(rows) if in_order else places % folds
     accuracies = []
     for number in range(folds):
         held = fold == number
