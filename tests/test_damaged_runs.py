@@ -32,9 +32,7 @@ SUITE = {
     "rows": [ROW],
     "left_out": [],
     "against": [compared(against="b")],
-    "baselines": [],
     "not_compared": ["Not compared with c: it is gone."],
-    "verdict": "Better than b. Not compared with c: it is gone.",
 }
 SUITE["sha256"] = content_sha256(SUITE)
 BEAT = {"rank": 0, "host": "h", "pid": 3, "step": 5, "phase": "training", "since_s": 1.0,

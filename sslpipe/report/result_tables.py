@@ -8,7 +8,7 @@ from markupsafe import Markup
 from sslpipe.evaluation.advice import Advice, advise
 from sslpipe.evaluation.comparison import BASELINES, KNN, RECALL
 from sslpipe.evaluation.result import measured_columns, query_counts
-from sslpipe.evaluation.verdict import leakage_sentence, unfinished
+from sslpipe.evaluation.verdict import leakage_sentence, unfinished, verdict
 from sslpipe.files import Tree
 from sslpipe.report.page import feature_title, percent, render
 from sslpipe.report.run_files import RunFiles
@@ -144,7 +144,7 @@ def summary(run: RunFiles) -> Markup:
         reason = "it has no eval.json" if run.data["classes"] else "its images have no labels"
         answer = f"Whether it is better than random weights is not known: {reason}."
     else:
-        answer = run.evaluation["verdict"]
+        answer = verdict(run.evaluation)
     leaked = run.evaluation.get("leakage") if run.evaluation else None
     clean = [
         row["clean_value"]

@@ -26,7 +26,6 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.advice import advise
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.suite_file import content_sha256, features_name
-from sslpipe.evaluation.verdict import verdict
 from sslpipe.recipe.reading import load_recipe
 from sslpipe.report.charts import (
     CHARTS,
@@ -493,8 +492,7 @@ def row(features, value, low, high, *, whitened=False, column="kNN", **more) -> 
 
 def evaluation_of(*rows) -> dict:
     facts = {"data_sha256": "d", "split": "test", "train_split": "train"}
-    evaluation = {"facts": facts, "columns": ["kNN"], "rows": rows, "left_out": []}
-    return {"schema_version": 1, **evaluation, "verdict": verdict(evaluation)}
+    return {"schema_version": 1, "facts": facts, "columns": ["kNN"], "rows": rows, "left_out": []}
 
 
 def test_the_best_is_marked_only_where_no_interval_of_other_features_overlaps():
@@ -620,7 +618,6 @@ def test_other_networks_stand_in_the_table_with_their_answers_and_colours_of_the
         compared(against=others[1], measure="MAP@R", primary=False, unit="classes", count=7),
     ]
     evaluation = {**evaluation_of(*rows), "against": answers, "not_compared": [f"gone: {QUOTES}"]}
-    evaluation["verdict"] = verdict(evaluation)
     html = result_table(evaluation)
     page = Page(html)
     assert not {"script", "img", "b onload"} & {tag for tag, _ in page.tags}
