@@ -1,5 +1,6 @@
 """A backbone to use, with everything that an export writes beside it."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -41,7 +42,9 @@ ENCODED_AT_ONCE = 64  # images of a list
 class FrozenBackbone(SavedBackbone):
     """A backbone to use: in eval mode, without gradient, with the view that its features need.
 
-    To train it, switch gradients on (`requires_grad_()`) and set `train()`.
+    To train it, switch gradients on (`requires_grad_()`) and set `train()`. `train()` alone, as of
+    a model around it, lets the running statistics of BatchNorm move under frozen weights; a warning
+    says so once.
 
     Args:
         backbone: Normalised images -> features.
@@ -59,6 +62,7 @@ class FrozenBackbone(SavedBackbone):
     ) -> None:
         super().__init__(backbone, view, config)
         self.whitening = whitening
+        self._has_warned = False
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute features, not whitened: (B, 3, S, S) normalised floats -> (B, num_features).
@@ -73,8 +77,27 @@ class FrozenBackbone(SavedBackbone):
                 f"{type(images).__name__}{has and ' '}{has}; backbone.encode(images) takes files, "
                 "PIL images and uint8 pixels"
             )
+        if self.training and not self._has_warned and not torch.compiler.is_compiling():
+            self._warn_of_moving_statistics()
         features: Tensor = self.backbone(images)  # (B, F)
         return features
+
+    def _warn_of_moving_statistics(self) -> None:
+        """Warn, once, where no weight learns but BatchNorm counts what it sees."""
+        moving = (
+            isinstance(part, nn.modules.batchnorm._BatchNorm)
+            and part.training
+            and part.track_running_stats
+            for part in self.backbone.modules()
+        )
+        if any(moving) and not any(weight.requires_grad for weight in self.parameters()):
+            self._has_warned = True
+            warnings.warn(
+                f"{self.name}: its weights are frozen, but train() lets the running statistics of "
+                "BatchNorm move, and with them its features; call backbone.eval() after train() of "
+                "the model around it, or backbone.requires_grad_() to train it",
+                stacklevel=2,
+            )
 
     @property
     def num_encoded(self) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from contextlib import contextmanager
 
 import numpy as np
@@ -237,6 +238,35 @@ def test_encode_is_in_eval_mode_and_restores_each_modules_own(tmp_path):
     assert modes(model) == before
     model.backbone.network[0].weight.data.copy_(trained().backbone.network[0].weight)
     assert module_sha256(model) == state  # no running statistic has moved
+
+
+def test_frozen_weights_under_moving_statistics_are_warned_of_once():
+    model = trained()
+    images = torch.randn(4, 3, 32, 32, generator=seeded(0))
+    classifier = torch.nn.Sequential(model, torch.nn.Linear(model.num_features, 2))
+    state = module_sha256(model)
+
+    def warned():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            classifier(images).sum().backward()
+        return [each for each in caught if "eval()" in str(each.message)]
+
+    assert not warned()
+    assert module_sha256(model) == state
+    classifier.train()
+    model.eval()
+    assert not warned()
+    assert module_sha256(model) == state
+    classifier.train()
+    assert len(warned()) == 1
+    assert module_sha256(model) != state  # what the warning is of
+    assert not warned()  # once
+
+    trainable = trained().train().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainable(images)
 
 
 @contextmanager
