@@ -29,6 +29,7 @@ from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     NUMBERS,
     RECIPE,
+    ROOT,
     assert_same_numbers,
     assert_same_weights,
     command_line,
@@ -263,19 +264,24 @@ def test_weights_of_others_start_at_the_evaluations_size_if_their_network_takes_
     ["projector_first_steps=3", "layer_decay=0.5", "eval_crop_px=3", 'batchnorm="frozen"'],
 )
 def test_what_means_nothing_to_random_weights_is_refused(data, tmp_path, setting):
-    """The remedy is an override that works, but for what no value of TOML says."""
+    """The remedy is an override that works, and names all such settings at once."""
     key = setting.partition("=")[0]
     path = write_recipe(tmp_path)
-    recipe = load_recipe(path, [f"tune.{setting}"])
-    with pytest.raises(
-        RecipeError, match=rf"tune.{key} = .* is for a run that starts from"
-    ) as said:
-        Pretraining.make(recipe, load_index(str(data)))
-    override = re.search(r"or give (.*)", str(said.value))
-    assert (override is None) == (key == "eval_crop_px")
-    if override:
-        recipe = load_recipe(path, [f"tune.{setting}", override[1]])
-        Pretraining.make(recipe, load_index(str(data)))
+    given = [f"tune.{setting}", "tune.ramp_steps=2"]
+    with pytest.raises(RecipeError, match=f"tune.{key} = .*a run that starts from") as refused:
+        Pretraining.make(load_recipe(path, given), load_index(str(data)))
+    assert "tune.ramp_steps = 2" in str(refused.value)
+    remedy = re.search("by '(tune=.*)'", str(refused.value))[1]
+    Pretraining.make(load_recipe(path, [*given, remedy]), load_index(str(data)))
+
+
+def test_what_a_run_from_random_weights_may_set_stays_in_the_remedy(data):
+    """Of the recipe for a phone's network, whose size of evaluations no override takes away."""
+    recipe = load_recipe(ROOT / "recipes" / "metric" / "my_images_mobile.toml")
+    with pytest.raises(RecipeError) as refused:
+        with_init(recipe, None, load_index(str(data)))
+    assert "tune.ramp_steps = 10 and tune.eval_crop_px = 'auto'" in str(refused.value)
+    assert "by 'tune={last_blocks=15,batchnorm=\"frozen\"}'" in str(refused.value)
 
 
 def coloured(number, classes=10):

@@ -283,16 +283,17 @@ def _of_random_weights(recipe: RunRecipe) -> SparseSettings:
         raise RecipeError(
             "the recipe has no [backbone]; give one, or name weights to start from with --init"
         )
-    default = type(recipe.tune)()
-    for key in recipe.of_weights:
-        value = getattr(recipe.tune, key)
-        usual = getattr(default, key)
-        if value != usual:
-            override = "" if usual is None else f", or give tune.{key}={json.dumps(usual)}"
-            raise RecipeError(
-                f"tune.{key} = {value!r} is for a run that starts from weights; name them with "
-                f"--init, or take it out of the recipe{override}"
-            )
+    settings = recipe.tune.model_dump(exclude_defaults=True)
+    of_weights = [
+        f"tune.{key} = {settings.pop(key)!r}" for key in recipe.of_weights if key in settings
+    ]
+    if of_weights:
+        # the section as a whole: an override of a key cannot take it away
+        others = ",".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        raise RecipeError(
+            f"{' and '.join(of_weights)}: for a run that starts from weights; name them with "
+            f"--init, or leave such settings out by 'tune={{{others}}}'"
+        )
     return recipe.backbone
 
 
