@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from sslpipe.errors import counted, did_you_mean
 from sslpipe.evaluation.intervals import Interval, wilson95
 
+GUESSED_ACCURACY = 0.55  # of one answer for all pairs: from here on it is said beside the accuracy
+
 
 @dataclass(frozen=True, repr=False)
 class Result:
@@ -96,7 +98,7 @@ class Measured(NamedTuple):
 
 
 def caveats(details: Mapping[str, Any]) -> list[str]:
-    """List what a reader should know of how a number was fitted; mostly nothing."""
+    """List what a reader should know of how a number was made; mostly nothing."""
     sentences = []
     if details.get("C_at_edge"):
         sentences.append(
@@ -106,6 +108,15 @@ def caveats(details: Mapping[str, Any]) -> list[str]:
         sentences.append("the fit did not converge")
     if alone := details.get("classes_of_one"):
         sentences.append(f"{counted(alone, 'class')} of one train row had no part in choosing C")
+    if "folds" in details:
+        kinds = (details["same_pairs"], details["different_pairs"])
+        answer = "yes" if kinds[0] > kinds[1] else "no"
+        guessed = max(kinds) / sum(kinds)
+        if guessed > GUESSED_ACCURACY:
+            sentences.append(
+                f'of {kinds[0]:,} pairs of one label and {kinds[1]:,} of two, "{answer}" for all '
+                f"has an accuracy of {100 * guessed:.1f} %: read auc and tar instead"
+            )
     return sentences
 
 

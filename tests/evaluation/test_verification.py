@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
+from sslpipe.evaluation.result import caveats
 from sslpipe.evaluation.retrieval import query_metrics, retrieval, retrieval_per_query
 from sslpipe.evaluation.verification import (
     auc,
@@ -181,6 +182,20 @@ def test_every_result_is_that_of_its_own_function_and_its_interval_holds_it():
     # where none are given: those of one different pair or more
     by_default = {result.metric for result in verification(bank, queries, pairs=800)}
     assert by_default == {*results, "tar@far=0.01"}
+
+
+def test_an_accuracy_of_unequal_kinds_of_pairs_stands_beside_that_of_one_answer():
+    bank = random_rows(10, 6, 4, seed=1)
+    unequal = random_rows(60, 6, 12, seed=2)
+    results = {r.metric: r for r in verification(bank, unequal, pairs=1_000)}
+    pairs = draw_pairs(unequal, 1_000, 0)
+    guessed = 100 * max(pairs.same.mean(), 1 - pairs.same.mean())
+    assert guessed > 60
+    (caveat,) = caveats(results["accuracy 10-fold best threshold"].details)
+    assert f"{guessed:.1f} %" in caveat
+    assert not caveats(results["auc"].details)
+    equal = random_rows(200, 6, 4, seed=2)
+    assert not any(caveats(each.details) for each in verification(bank, equal, pairs=800))
 
 
 def in_rank(process):
