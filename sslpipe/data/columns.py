@@ -60,10 +60,12 @@ class ColumnEntry(BaseModel):
 def find_column(columns: dict[str, ColumnEntry], name: str, where: str) -> ColumnEntry:
     """Look up a column by its name. Raises: DataError with the nearest name where there is none."""
     if name not in columns:
-        known = ", ".join(columns) or "none: see --columns of `sslpipe shards build`"
-        writer = "; `sslpipe curate duplicates` writes it" if name == "duplicate_group" else ""
+        writer = "--columns of `sslpipe shards build` adds those of a table"
+        if name == "duplicate_group":
+            writer = "`sslpipe curate duplicates` writes it"
         near = did_you_mean(name, columns)
-        raise DataError(f"{where} has no column {shown(name)}{near}{writer}; columns: {known}")
+        known = ", ".join(columns) or "none"
+        raise DataError(f"{where} has no column {shown(name)}{near}; columns: {known}; {writer}")
     return columns[name]
 
 

@@ -74,6 +74,12 @@ def test_floats_make_no_groups_and_an_unknown_column_names_the_nearest(index):
         index.split("train").column("patints")
 
 
+def test_a_column_that_no_build_stored_is_met_with_what_stores_it(index):
+    for name, remedy in (("camera", "shards build"), ("duplicate_group", "curate duplicates")):
+        with pytest.raises(DataError, match=f"{name}.*{remedy}"):
+            index.split("train").column(name)
+
+
 def test_a_split_without_the_column_knows_nothing(tmp_path):
     write_dataset(tmp_path, (2,), split="test")
     index = add_columns(write_dataset(tmp_path, (2,)), patient=["a", "b"], dose=[1.0, 2.0])
