@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+import torchvision
 
 import sslpipe
 from sslpipe.export.write import export_backbone
@@ -65,3 +66,11 @@ def test_a_backbone_in_another_dtype_is_not_taken_for_a_trained_one():
     model = trained("timm/resnet10t")
     config = model.config
     assert sslpipe.load_backbone(model.double()).config == config
+
+
+def test_the_network_inside_has_the_names_of_its_library():
+    backbone = trained("torchvision/resnet18", stem="imagenet")
+    other = torchvision.models.resnet18(weights=None)
+    keys = other.load_state_dict(backbone.backbone.network.state_dict(), strict=False)
+    assert keys.unexpected_keys == []
+    assert {*keys.missing_keys} == {"fc.weight", "fc.bias"}
