@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sslpipe.errors import DataError, shown
+from sslpipe.errors import DataError, naming, shown
 from sslpipe.evaluation.verification import LabelledPairs
 from sslpipe.portable import open_regular
 
@@ -45,28 +45,27 @@ def read_pairs(path: Path, names: Sequence[str]) -> LabelledPairs:
             text = file.read().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
-    lines = []
+    images = _Images(names)
+    pairs = []
+    is_same = []
     for number, line in enumerate(text.splitlines(), 1):
         cells = _cells(line)
         pair = _pair(cells)
         if pair is not None:
-            lines.append(pair)
-        elif cells and number > 1:  # the first may be a header
+            with naming(f"{path}, line {number}"):
+                pairs.append((images.row(pair.first), images.row(pair.second)))
+            is_same.append(pair.same)
+        elif (number > 1 and cells) or any(images.has(cell) for cell in cells):  # else a header
             raise DataError(
                 f"{path}, line {number}: {shown(line)} is no pair; write two paths and 1 (one "
                 "label) or 0 in each line, or lines as LFW's pairs.txt has them"
             )
-    images = _Images(names)
-    try:
-        pairs = [(images.row(each.first), images.row(each.second)) for each in lines]
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
-    is_same = np.array([each.same for each in lines], bool)
-    if is_same.all() or not is_same.any():
+    if len({*is_same}) < 2:
         raise DataError(f"{path} needs pairs of one label and of two, and has none of one kind")
-    order = np.argsort(~is_same, kind="stable")
+    same = np.array(is_same)
+    order = np.argsort(~same, kind="stable")
     first, second = np.array(pairs, np.int64)[order].T
-    return LabelledPairs(first, second, is_same[order])
+    return LabelledPairs(first, second, same[order])
 
 
 def _cells(line: str) -> list[str]:
@@ -115,6 +114,11 @@ class _Images:
             for place, tail in enumerate(_tails(name)):
                 for key in (tail, _stem(tail)):
                     (self._ends if place else self._whole)[key].add(row)
+
+    def has(self, name: str) -> bool:
+        """Return whether a name, or the end of one, is that of an image."""
+        whole = next(iter(_tails(name)), "")
+        return whole in self._whole or whole in self._ends
 
     def row(self, name: str) -> int:
         """Find the row of an image. Raises: DataError: There is none, or there are several."""

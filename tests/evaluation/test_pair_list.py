@@ -41,10 +41,14 @@ def test_a_list_names_rows_of_features_by_the_paths_of_their_images(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a.jpg b.jpg 1\na.jpg c.jpg 0\n", "'c.jpg'; embed the split that has all images"),
+        (
+            "a.jpg b.jpg 1\na.jpg c.jpg 0\n",
+            "line 2: none of the 4 images .* 'c.jpg'; embed the split that has all images",
+        ),
         ("a.jpg b.jpg 1\na.jpg 1.jpg 0\n", "'1.jpg' is the end of the names of 2 images"),
         ("a.jpg b.jpg 1\nother/a.jpg in/x/1.jpg 0\nu/1.jpg b.jpg 0\n", "'u/1.jpg'"),
         ("a.jpg b.jpg 1\na.jpg b.jpg yes\n", "line 2: 'a.jpg b.jpg yes' is no pair"),
+        ("a.jpg b.jpg same\na.jpg b.jpg 1\n", "line 1: 'a.jpg b.jpg same' is no pair"),
         ("a.jpg b.jpg 1\n", "has none of one kind"),
         ("", "has none of one kind"),
     ],
