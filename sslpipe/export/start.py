@@ -288,8 +288,12 @@ def _of_random_weights(recipe: RunRecipe) -> SparseSettings:
         f"tune.{key} = {settings.pop(key)!r}" for key in recipe.of_weights if key in settings
     ]
     if of_weights:
-        # the section as a whole: an override of a key cannot take it away
-        others = ",".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        # the section as a whole, without what freezes: an override of a key cannot take it away
+        others = ",".join(
+            f"{key}={json.dumps(value)}"
+            for key, value in settings.items()
+            if key not in ("last_blocks", "batchnorm")
+        )
         raise RecipeError(
             f"{' and '.join(of_weights)}: for a run that starts from weights; name them with "
             f"--init, or leave such settings out by 'tune={{{others}}}'"

@@ -287,6 +287,23 @@ def new_classes_are_not_watched(plan: Finetuning, parts: FinetuningParts) -> Ite
         )
 
 
+def random_weights_are_frozen(plan: Finetuning, parts: FinetuningParts) -> Iterator[str]:
+    """Mention layers and statistics of random weights that stay as they are."""
+    tune = plan.recipe.tune
+    if plan.start.kind != "random":
+        return
+    if tune.last_blocks is not None:
+        yield (
+            f"tune.last_blocks = {tune.last_blocks} leaves blocks before these at random weights; "
+            "name weights with --init, or take it out of the recipe"
+        )
+    if tune.batchnorm == "frozen":
+        yield (
+            "tune.batchnorm = 'frozen' leaves BatchNorm without statistics, as the weights are "
+            "random: name weights with --init, or set tune.batchnorm=train"
+        )
+
+
 REMARKS = (
     warmup_takes_the_run,
     backbone_is_slowed,
@@ -297,5 +314,6 @@ REMARKS = (
     groups_are_held_out_too,
     nothing_is_validated,
     new_classes_are_not_watched,
+    random_weights_are_frozen,
     weights_replace_the_backbone,
 )

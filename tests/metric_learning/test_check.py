@@ -113,6 +113,11 @@ def test_a_given_backbone_and_frozen_layers_are_counted(tmp_path, data, trained)
     assert str(trained) in rows_of(checked(tmp_path, data, given=named))["starts from"]
     assert len(result.views) == 2
     assert any("warmup" in w for w in checked(tmp_path, data, "optim.warmup_steps=8").warnings)
+    settings = ("tune.last_blocks=1", "tune.batchnorm=frozen")
+    kept = ("at random weights", "without statistics")
+    for start, said in ((None, 1), (given, 0)):
+        warnings = checked(tmp_path, data, *settings, given=start).warnings
+        assert [sum(text in each for each in warnings) for text in kept] == [said, said]
     small = checked(tmp_path, data, "data.validation_classes=0", "run.monitor_steps=5")
     assert any("validation_classes = 0 holds nothing out" in text for text in small.warnings)
     few = checked(tmp_path, data, "sampler={classes_per_batch=6, images_per_class=12, buffer=144}")
