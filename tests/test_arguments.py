@@ -210,7 +210,8 @@ def arguments_of_calls():
     return names
 
 
-# options of other programs, of commands that print what only a terminal has, of tars and of a satellite
+# options of other programs, of commands that print what only a terminal has, of tars, and of a
+# satellite that may be gone
 WITHOUT_CALL = {"host", "image", "nan", "neighbors", "nproc", "site", "standalone"}
 
 
